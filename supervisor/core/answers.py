@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a verdict to what comes next: relaunch, rollback, isolation, waiting, or giving the run back to a person."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core import events as e
+from supervisor.core.decisions import Cordon, Launch, Notify
+from supervisor.core.failures import SPIKES
+from supervisor.core.policy import Policy
+from supervisor.core.spikes import remember_rollback, rollback_launch
+from supervisor.core.state import CHECKPOINTS_REMEMBERED, FAILURES_REMEMBERED, Proposal, RunState
+from supervisor.core.transitions import (
+    Step,
+    abandoned,
+    describe_resume,
+    launching,
+    newest,
+    note,
+    probing,
+    unchanged,
+    urgent,
+    waiting,
+    warning,
+)
+from supervisor.core.values import (
+    Action,
+    Category,
+    Failure,
+    FailureKind,
+    Grant,
+    Mode,
+    PastFailure,
+    Phase,
+    Power,
+    Verdict,
+    WaitFor,
+)
+
+
+def next_launch(state: RunState, *, newest_attempt: int = 0, listed: bool = False) -> Launch:
+    """The attempt after this one, from the newest checkpoint not known to be unhealthy.
+
+    `listed` says that `state.checkpoints` is all that the store holds, so that an empty list means from nothing.
+    """
+    resume = newest(state.checkpoints)
+    return Launch(
+        attempt=max(state.attempt, newest_attempt) + 1,
+        resume=resume,
+        from_nothing=listed and resume is None,
+        skipped=state.skipped,
+        environment=state.environment,
+        excluded=state.excluded,
+    )
+
+
+def newest_launch(state: RunState) -> Launch:
+    """The attempt after one that is being let finish: the checkpoint that it saves last is not known yet."""
+    return replace(next_launch(state), resume=None, from_nothing=False)
+
+
+def on_diagnosed(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
+    if state.phase is not Phase.DIAGNOSING or state.failure is None:
+        return unchanged(state)
+    verdict = event.verdict
+    failure = replace(state.failure, verdict=verdict)
+    past = PastFailure(event.at, verdict.reason, verdict.category, failure.step, state.attempt)
+    known = state.checkpoints if event.checkpoints is None else event.checkpoints[-CHECKPOINTS_REMEMBERED:]
+    progressed = state.step is not None and (state.newest_step is None or state.step > state.newest_step)
+    judged = replace(
+        state,
+        failure=failure,
+        checkpoints=known,
+        past=(*state.past, past)[-FAILURES_REMEMBERED:],
+        tries_without_progress=0 if progressed else state.tries_without_progress + 1,
+        relaunch=next_launch(
+            replace(state, checkpoints=known),
+            newest_attempt=event.newest_attempt,
+            listed=event.checkpoints is not None,
+        ),
+    )
+    return _answer(judged, event, policy)
+
+
+def _answer(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
+    """First match wins: the user's to fix, hopeless, spike, bad node, service away, plain relaunch."""
+    failure, verdict, launch = state.failure, event.verdict, state.relaunch
+    assert failure is not None and launch is not None
+    told = warning(f"incident {state.incident} is {verdict.reason} ({verdict.category.value}): {verdict.explanation}")
+    if verdict.action is Action.FIX_USER:
+        text = f"{verdict.reason}: {verdict.explanation}. What to do: {verdict.suggestion}"
+        return abandoned(state, verdict.reason, text)
+    if state.attached or (policy.mode is Mode.OBSERVE and not state.frozen):
+        text = f"{verdict.reason}: {verdict.explanation}. Only watching, so it is not relaunched: {verdict.suggestion}"
+        return abandoned(state, verdict.reason, text)
+    hopeless = _why_hopeless(state, policy)
+    if hopeless is not None:
+        return _give_up(state, event.at, policy, f"{hopeless} Last cause: {verdict.reason}: {verdict.explanation}")
+    if failure.kind in SPIKES or verdict.action is Action.ROLLBACK:
+        return _roll_back(state, event, policy)
+    if verdict.fatal and verdict.suspects:
+        return isolate(state, event.at, policy, verdict.suspects, verdict.reason)
+    if policy.can_probe and _may_be_a_node(failure, verdict):
+        return probing(state, event.at, policy, verdict.suspects or failure.suspects, told)
+    if verdict.service is not None:
+        return _without_service(state, event, policy, verdict.service)
+    if verdict.action is Action.WAIT_AND_RETRY:
+        wait_s = min(policy.backoff_most_s, policy.service_wait_s * 2 ** max(0, state.tries_without_progress - 1))
+        return relaunch(
+            state, event.at, policy, launch, wait_s * (1 + event.jitter / 2), told, waits_for=WaitFor.SERVICE
+        )
+    return relaunch(state, event.at, policy, launch, backoff(state, policy, event.jitter), told)
+
+
+def _may_be_a_node(failure: Failure, verdict: Verdict) -> bool:
+    if verdict.action is Action.WAIT_AND_RETRY or verdict.service is not None:
+        return False
+    unexplained = failure.kind is FailureKind.HANG and verdict.reason in ("Unknown", "SilentHang")
+    return unexplained or bool(verdict.suspects) or verdict.category is Category.INFRASTRUCTURE
+
+
+def _why_hopeless(state: RunState, policy: Policy) -> str | None:
+    last = state.past[-1]
+    window = policy.budget(last.category)
+    recent = [p for p in state.past if p.category is last.category and p.at > last.at - window.window_s]
+    if len(recent) > window.count:
+        hours = window.window_s / 3600
+        return (
+            f"{len(recent)} {last.category.value} failures within {hours:g} h are more than the {window.count} allowed."
+        )
+    assert state.failure is not None and state.failure.verdict is not None
+    verdict = state.failure.verdict
+    if state.failure.kind in SPIKES or verdict.action is Action.WAIT_AND_RETRY or verdict.service is not None:
+        return None
+    row = state.past[-policy.same_failure_limit :]
+    if len(row) < policy.same_failure_limit:
+        return None
+    if all(p.step is None for p in row):
+        return f"{len(row)} attempts in a row failed before their first step."
+    if all((p.reason, p.step) == (last.reason, last.step) for p in row):
+        return f"{len(row)} attempts in a row failed at step {last.step} with the same reason."
+    return None
+
+
+def _give_up(state: RunState, at: float, policy: Policy, text: str) -> Step:
+    if not policy.ask_when_exhausted:
+        assert state.failure is not None and state.failure.verdict is not None
+        return abandoned(state, state.failure.verdict.reason, text)
+    told = urgent(f"{text} `supervisor resume` tries again, `supervisor stop` ends the run", state.incident)
+    return waiting(state, at + policy.person_s, WaitFor.PERSON, told, relaunch=state.relaunch)
+
+
+def backoff(state: RunState, policy: Policy, jitter: float) -> float:
+    """Seconds before the relaunch: none after progress, else doubled for each try in a row that made none."""
+    if state.tries_without_progress == 0:
+        return 0.0
+    delay = min(policy.backoff_most_s, policy.backoff_s * 2.0 ** min(30, state.tries_without_progress - 1))
+    return float(delay * (1 + jitter / 2))
+
+
+def relaunch(
+    state: RunState,
+    at: float,
+    policy: Policy,
+    launch: Launch,
+    delay_s: float,
+    *told: Notify,
+    waits_for: WaitFor = WaitFor.RETRY,
+    power: Power = Power.RELAUNCH,
+) -> Step:
+    grant = policy.grant(power, frozen=state.frozen)
+    text = f"relaunch as attempt {launch.attempt} from {describe_resume(launch)}"
+    if grant is not Grant.ACT:
+        asked = urgent(f"advice: {text}; `supervisor approve` does it", state.incident)
+        proposal = Proposal(text, launch)
+        return waiting(state, at + policy.person_s, WaitFor.PERSON, *told, asked, relaunch=launch, proposal=proposal)
+    if delay_s <= 0.0:
+        return launching(state, at, policy, launch, *told, note(text, state.incident))
+    waits = note(f"{text} in {delay_s:.0f} s", state.incident)
+    return waiting(state, at + delay_s, waits_for, *told, waits, relaunch=launch)
+
+
+def _without_service(state: RunState, event: e.Diagnosed, policy: Policy, service: str) -> Step:
+    """An outside service is neither a bad node nor a script bug: go on at once without it, else wait for it."""
+    assert state.relaunch is not None
+    off = dict(policy.services_off).get(service)
+    if off is None or all(pair in state.environment for pair in off):
+        wait_s = min(policy.backoff_most_s, policy.service_wait_s * 2 ** max(0, state.tries_without_progress - 1))
+        told = warning(f"{service} is away; waiting for it", state.incident)
+        return relaunch(state, event.at, policy, state.relaunch, wait_s, told, waits_for=WaitFor.SERVICE)
+    environment = (*state.environment, *(pair for pair in off if pair not in state.environment))
+    switched = replace(state, environment=environment)
+    names = ", ".join(f"{key}={value}" for key, value in off)
+    told = warning(f"{service} failed; the relaunch does without it ({names})", state.incident)
+    return relaunch(switched, event.at, policy, replace(state.relaunch, environment=environment), 0.0, told)
+
+
+def _roll_back(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
+    if state.rollbacks >= policy.most_rollbacks:
+        text = f"{state.rollbacks} rollbacks did not help; the loss or the checkpoints need a person."
+        return _give_up(state, event.at, policy, text)
+    launch, told = rollback_launch(state, policy)
+    rolled = remember_rollback(state, policy, launch)
+    return relaunch(rolled, event.at, policy, launch, 0.0, told, power=Power.ROLLBACK)
+
+
+def on_probed(state: RunState, event: e.Probed, policy: Policy) -> Step:
+    if state.phase is not Phase.PROBING:
+        return unchanged(state)
+    if event.faulty:
+        return isolate(state, event.at, policy, event.faulty, "the node test found it faulty")
+    assert state.relaunch is not None
+    text = "the node test decided nothing" if event.undecided else "the node test found every node healthy"
+    told = warning(f"{text}; the same nodes are tried again {event.detail}".rstrip(), state.incident)
+    return relaunch(state, event.at, policy, state.relaunch, backoff(state, policy, 0.0), told)
+
+
+def isolate(state: RunState, at: float, policy: Policy, nodes: tuple[str, ...], why: str) -> Step:
+    """Leave `nodes` out of the next attempt and, where that is granted, out of everybody's."""
+    assert state.relaunch is not None
+    fresh = tuple(n for n in nodes if n not in state.excluded)
+    excluded = (*state.excluded, *fresh)
+    grant = policy.grant(Power.ISOLATE, frozen=state.frozen)
+    reason = f"supervisor: {why} run={state.run} attempt={state.attempt} incident={state.incident}"
+    cordons = tuple(Cordon(n, reason) for n in fresh) if grant is Grant.ACT else ()
+    told = urgent(f"{', '.join(nodes)}: {why}; left out from now on", state.incident)
+    launch = replace(state.relaunch, excluded=excluded)
+    held = replace(state, excluded=excluded, uncordoned=(*state.uncordoned, *cordons), relaunch=launch)
+    if len(excluded) > policy.spare_nodes:
+        text = f"{state.node_count} nodes are needed and no spare is left: repair one, then `supervisor resume`"
+        deadline = at + policy.person_s
+        entered, decisions = waiting(
+            held, deadline, WaitFor.NODES, told, urgent(text, state.incident), relaunch=replace(launch, excluded=())
+        )
+    else:
+        entered, decisions = relaunch(held, at, policy, launch, 0.0, told)
+    return entered, (*cordons, *decisions)

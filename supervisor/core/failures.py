@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The first sign of a failure: open an incident and stop what may still be alive. Why it failed is answered later."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from supervisor.core import events as e
+from supervisor.core.decisions import Launch, Notify, Stop
+from supervisor.core.policy import Policy
+from supervisor.core.state import Proposal, RunState
+from supervisor.core.transitions import Step, diagnosing, note, stopping, unchanged, urgent, warning
+from supervisor.core.values import Failure, FailureKind, Grant, Phase, Power
+
+RUNNING = (Phase.LAUNCHING, Phase.TRAINING)
+SPIKES = (FailureKind.SPIKE, FailureKind.NAN)
+
+
+def on_rank_failed(state: RunState, event: e.RankFailed, policy: Policy) -> Step:
+    ended = "ended without a readable exit code" if event.exit_code is None else f"exited with {event.exit_code}"
+    detail = f"rank {event.rank} on {event.node} {ended}"
+    return _open(state, event.at, policy, FailureKind.EXIT, event.since, detail, suspects=(event.node,))
+
+
+def on_hang_found(state: RunState, event: e.HangFound, policy: Policy) -> Step:
+    return _open(state, event.at, policy, FailureKind.HANG, event.since, event.detail, suspects=event.suspects)
+
+
+def on_loss_spiked(state: RunState, event: e.LossSpiked, policy: Policy) -> Step:
+    positions = (event.onset_position, event.last_position)
+    return _open(
+        state, event.at, policy, event.kind, event.since, event.detail, step=event.onset_step, positions=positions
+    )
+
+
+def on_no_first_step(state: RunState, at: float, policy: Policy) -> Step:
+    started = not isinstance(state.pending, Launch)
+    kind = FailureKind.HANG if started else FailureKind.LAUNCH
+    detail = (
+        f"no first step within {policy.startup_s:g} s" if started else "the nodes did not start the attempt in time"
+    )
+    return _open(state, at, policy, kind, at - policy.startup_s, detail)
+
+
+def on_no_reports(state: RunState, at: float, policy: Policy) -> Step:
+    if state.failure is not None and state.failure.attempt == state.attempt:
+        text = f"incident {state.incident} still needs a person: {state.failure.detail}"
+        return replace(state, deadline=at + policy.person_s), (urgent(text, state.incident),)
+    detail = f"no agent has reported the attempt well for {policy.report_silence_s:g} s"
+    return _open(state, at, policy, FailureKind.LOST, state.deadline - policy.report_silence_s, detail)
+
+
+def on_attempt_failed(state: RunState, event: e.AttemptEnded, policy: Policy) -> Step:
+    """The launch ended by itself, so nothing has to be stopped."""
+    opened = state
+    told: tuple[Notify, ...] = ()
+    if state.failure is None or state.failure.attempt != state.attempt:
+        how = event.detail or f"the launcher exited with {event.exit_code}"
+        opened, notice = _opened(state, event.at, FailureKind.EXIT, event.at, how, (), None, None)
+        told = (notice,)
+    return diagnosing(opened, event.at, policy, *told)
+
+
+def _opened(
+    state: RunState,
+    at: float,
+    kind: FailureKind,
+    since: float,
+    detail: str,
+    suspects: tuple[str, ...],
+    step: int | None,
+    positions: tuple[int, int] | None,
+) -> tuple[RunState, Notify]:
+    incident = state.incident + 1
+    onset, last = positions or (None, None)
+    where = state.step if step is None else step
+    failure = Failure(incident, state.attempt, kind, since, at, where, detail, suspects, onset, last)
+    place = "before its first step" if where is None else f"at step {where}"
+    told = warning(f"incident {incident}: attempt {state.attempt} failed {place} ({kind.value}): {detail}", incident)
+    return replace(state, incident=incident, failure=failure), told
+
+
+def _open(
+    state: RunState,
+    at: float,
+    policy: Policy,
+    kind: FailureKind,
+    since: float,
+    detail: str,
+    *,
+    suspects: tuple[str, ...] = (),
+    step: int | None = None,
+    positions: tuple[int, int] | None = None,
+) -> Step:
+    """Open an incident while the attempt may be alive; an attempt has one incident at most."""
+    if state.phase not in RUNNING:
+        return unchanged(state)
+    if state.failure is not None and state.failure.attempt == state.attempt:
+        return unchanged(state)
+    opened, told = _opened(state, at, kind, since, detail, suspects, step, positions)
+    stop = stop_for(opened, policy)
+    grant = Grant.TELL if state.attached else policy.grant(Power.STOP, frozen=state.frozen)
+    if grant is Grant.ACT and kind in SPIKES:
+        grant = policy.grant(Power.ROLLBACK)
+    if grant is Grant.ACT:
+        return stopping(opened, at, policy, stop, told)
+    waits = replace(opened, deadline=at + policy.person_s)
+    if grant is Grant.ASK:
+        text = f"stop attempt {state.attempt}, find the cause and relaunch"
+        asked = urgent(f"advice: {text}; `supervisor approve` does it", opened.incident)
+        return replace(waits, proposal=Proposal(text)), (told, asked)
+    return waits, (told, note("only watching: nothing is stopped", opened.incident))
+
+
+def stop_for(state: RunState, policy: Policy) -> Stop:
+    """Stacks are worth their seconds where nothing in the logs can tell why: hangs and silence."""
+    failure = state.failure
+    silent = failure is not None and failure.kind in (FailureKind.HANG, FailureKind.LOST)
+    return Stop(state.attempt, state.incident, policy.stop_grace_s, evidence=silent)

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The moves that every handler is made of: enter a phase, set its deadline, and say what is pending.
+
+A phase is entered here and nowhere else, so that none can be entered without a deadline.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TypeAlias
+
+from supervisor.core.decisions import Decision, Diagnose, Finish, Launch, Notify, Probe, Release, Stop
+from supervisor.core.policy import Policy
+from supervisor.core.state import AfterStop, Outcome, Proposal, RunState
+from supervisor.core.values import Checkpoint, Phase, Severity, WaitFor
+
+Step: TypeAlias = tuple[RunState, tuple[Decision, ...]]
+
+
+def unchanged(state: RunState) -> Step:
+    return state, ()
+
+
+def note(text: str, incident: int = 0) -> Notify:
+    return Notify(Severity.NOTE, text, incident)
+
+
+def warning(text: str, incident: int = 0) -> Notify:
+    return Notify(Severity.WARNING, text, incident)
+
+
+def urgent(text: str, incident: int = 0) -> Notify:
+    return Notify(Severity.URGENT, text, incident)
+
+
+def launching(state: RunState, at: float, policy: Policy, launch: Launch, *told: Notify) -> Step:
+    newest = max((s for s in (state.newest_step, state.step) if s is not None), default=None)
+    entered = replace(
+        state,
+        phase=Phase.LAUNCHING,
+        attempt=launch.attempt,
+        deadline=at + policy.startup_s,
+        pending=launch,
+        nodes=(),
+        imported=False,
+        resume_step=None,
+        step=None,
+        position=None,
+        newest_step=newest if launch.resume is None or newest is None else max(newest, launch.resume.step),
+        waiting_for=None,
+        relaunch=None,
+        after_stop=None,
+        proposal=None,
+    )
+    return entered, (*told, launch)
+
+
+def stopping(
+    state: RunState, at: float, policy: Policy, stop: Stop | Finish, *told: Notify, after: AfterStop | None = None
+) -> Step:
+    evidence = policy.evidence_s if isinstance(stop, Stop) and stop.evidence else 0.0
+    entered = replace(
+        state,
+        phase=Phase.STOPPING,
+        deadline=at + stop.grace_s + evidence + policy.stop_s,
+        pending=stop,
+        after_stop=after,
+        proposal=None,
+        waiting_for=None,
+    )
+    return entered, (*told, stop)
+
+
+def diagnosing(state: RunState, at: float, policy: Policy, *told: Notify) -> Step:
+    diagnose = Diagnose(state.attempt, state.incident)
+    entered = replace(
+        state,
+        phase=Phase.DIAGNOSING,
+        deadline=at + policy.diagnose_s,
+        pending=diagnose,
+        after_stop=None,
+        proposal=None,
+        waiting_for=None,
+    )
+    return entered, (*told, diagnose)
+
+
+def probing(state: RunState, at: float, policy: Policy, suspects: tuple[str, ...], *told: Notify) -> Step:
+    probe = Probe(state.attempt, state.incident, suspects)
+    entered = replace(state, phase=Phase.PROBING, deadline=at + policy.probe_s, pending=probe)
+    return entered, (*told, probe)
+
+
+def waiting(
+    state: RunState,
+    deadline: float,
+    waiting_for: WaitFor,
+    *told: Notify,
+    relaunch: Launch | None = None,
+    proposal: Proposal | None = None,
+) -> Step:
+    """Nothing is pending but, while the old attempt may still be alive, the stop that it was given."""
+    entered = replace(
+        state,
+        phase=Phase.WAITING,
+        deadline=deadline,
+        pending=state.pending if waiting_for is WaitFor.ENDING else None,
+        waiting_for=waiting_for,
+        relaunch=relaunch,
+        proposal=proposal,
+    )
+    return entered, told
+
+
+def succeeded(state: RunState, told: str) -> Step:
+    ended = replace(_ended(state, Phase.SUCCEEDED), failure=None, outcome=Outcome("completed", told, 0))
+    return ended, (note(told), Release())
+
+
+def abandoned(state: RunState, reason: str, text: str, exit_code: int = 3) -> Step:
+    ended = replace(_ended(state, Phase.ABANDONED), outcome=Outcome(reason, text, exit_code))
+    severity = Severity.URGENT if exit_code == 3 else Severity.NOTE
+    return ended, (Notify(severity, text, state.incident), Release())
+
+
+def _ended(state: RunState, phase: Phase) -> RunState:
+    return replace(
+        state,
+        phase=phase,
+        deadline=math.inf,
+        pending=None,
+        uncordoned=(),
+        waiting_for=None,
+        relaunch=None,
+        after_stop=None,
+        proposal=None,
+    )
+
+
+def newest(
+    checkpoints: Iterable[Checkpoint], *, step: int | None = None, position: int | None = None
+) -> Checkpoint | None:
+    """The newest checkpoint not known to be unhealthy, at or below `step` and `position` where they are given."""
+    fitting = [
+        c
+        for c in checkpoints
+        if c.healthy is not False
+        and (step is None or c.step <= step)
+        and (position is None or (c.step if c.position is None else c.position) <= position)
+    ]
+    return max(fitting, key=lambda c: (c.step, c.attempt), default=None)
+
+
+def describe_resume(launch: Launch) -> str:
+    if launch.resume is not None:
+        return f"step {launch.resume.step}"
+    return "the beginning" if launch.from_nothing else "the newest committed checkpoint"
