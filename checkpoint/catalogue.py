@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoints of one store: which there are, which count, which are whole.
+
+Nothing is cached: each call reads the store, since other processes commit and prune at any time.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from checkpoint.api import (
+    CatalogueEntry,
+    CheckpointRef,
+    CommittedCheckpoint,
+    DamagedFile,
+    EntryState,
+    Fence,
+    Store,
+    StoreError,
+)
+from checkpoint.lineage import (
+    DELETED_PREFIX,
+    PARTIAL_SUFFIX,
+    SET_ASIDE_PREFIX,
+    expendable,
+    folder_of,
+    is_committed_name,
+    is_visible,
+    ref_of,
+)
+from checkpoint.manifest import FENCE, MANIFEST, damaged_files, encode_fence, load_fence, load_manifest
+
+_log = logging.getLogger(__name__)
+
+
+class Catalogue:
+    """What lies in one store. Failures of the store are OSError, a fence that cannot be read is StoreError."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    @property
+    def location(self) -> str:
+        return self._store.location
+
+    def visible_refs(self) -> list[CheckpointRef]:
+        """Every visible checkpoint by its folder's name, oldest first, its manifest unread and maybe damaged."""
+        fence = self.read_fence()
+        return sorted(ref for ref in self._committed_refs() if is_visible(ref, fence))
+
+    def committed(self) -> list[CommittedCheckpoint]:
+        """The visible checkpoints, newest last; one whose manifest is damaged is left out and logged."""
+        return [each for ref in self.visible_refs() if (each := self._committed(ref))]
+
+    def all_entries(self) -> list[CatalogueEntry]:
+        """Every checkpoint folder, the invisible, half-written and set-aside ones too, by name."""
+        fence = self.read_fence()
+        return [
+            self._entry(folder, fence)
+            for folder in self._store.folders()
+            if ref_of(folder) is not None and not folder.startswith(DELETED_PREFIX)
+        ]
+
+    def best(
+        self, *, before_step: int | None = None, before_position: int | None = None, healthy: bool = True
+    ) -> CommittedCheckpoint | None:
+        """The newest visible checkpoint that fits, or None.
+
+        Args:
+            before_step: only those of a smaller step.
+            before_position: only those that had not yet trained the batch of this index.
+            healthy: leave out those whose loss was known to be unhealthy; one that nobody judged passes.
+        """
+        for each in reversed(self.committed()):
+            if before_step is not None and each.step >= before_step:
+                continue
+            if before_position is not None and (each.position is None or each.position > before_position):
+                continue
+            if healthy and each.healthy is False:
+                continue
+            return each
+        return None
+
+    def verify(self, ref: CheckpointRef) -> list[DamagedFile]:
+        """Read every byte of a committed checkpoint and name what is damaged; empty when it is whole."""
+        return damaged_files(self._store, folder_of(ref))
+
+    def set_aside(self, ref: CheckpointRef, why: str) -> str:
+        """Rename a damaged checkpoint so that it no longer counts; returns its new folder's name."""
+        taken = set(self._store.folders())
+        base = SET_ASIDE_PREFIX + folder_of(ref)
+        name = next(each for n in range(len(taken) + 1) if (each := f"{base}-{n}" if n else base) not in taken)
+        self._store.rename(folder_of(ref), name)
+        _log.warning("checkpoint set aside step=%d attempt=%d folder=%s why=%s", *_pair(ref), name, why)
+        return name
+
+    def read_fence(self) -> Fence | None:
+        """The fence, or None when no attempt has opened this store."""
+        return load_fence(self._store)
+
+    def write_fence(self, fence: Fence) -> None:
+        """Replace the fence, atomically and durably."""
+        try:
+            self._store.make_folder("")
+            self._store.write(FENCE, encode_fence(fence))
+        except OSError as error:
+            raise StoreError(
+                f"cannot write the fence in {self._store.location}: {error}; make the folder writable or choose another"
+            ) from error
+
+    def newest_attempt(self) -> int:
+        """The largest attempt that the fence or any folder knows; 0 when there is none."""
+        fence = self.read_fence()
+        known = [ref.attempt for folder in self._store.folders() if (ref := ref_of(folder))]
+        return max([fence.attempt if fence else 0, *known])
+
+    def cut_off(self) -> list[CheckpointRef]:
+        """Committed checkpoints of attempts older than the fence's that no later attempt builds on."""
+        fence = self.read_fence()
+        if fence is None:
+            return []
+        return [ref for ref in self._committed_refs() if ref.attempt < fence.attempt and not is_visible(ref, fence)]
+
+    def prune(self, *, keep: int, keep_every: int | None = None) -> list[CommittedCheckpoint]:
+        """Delete the visible checkpoints that retention does not keep (`lineage.expendable`); returns them."""
+        removed = expendable(self.committed(), keep=keep, keep_every=keep_every)
+        for each in removed:
+            self.delete(each.ref)
+        return removed
+
+    def delete(self, ref: CheckpointRef) -> None:
+        """Delete one checkpoint; renamed first, so that a half-deleted one never looks like a damaged one."""
+        doomed = DELETED_PREFIX + folder_of(ref)
+        self._store.remove(doomed)
+        self._store.rename(folder_of(ref), doomed)
+        self._store.remove(doomed)
+
+    def sweep(self, *, before_attempt: int) -> list[str]:
+        """Remove what attempts before this one left half-written or half-deleted; returns the folders' names."""
+        swept = []
+        for folder in self._store.folders():
+            ref = ref_of(folder)
+            is_stale = folder.endswith(PARTIAL_SUFFIX) and ref is not None and ref.attempt < before_attempt
+            if is_stale or folder.startswith(DELETED_PREFIX):
+                self._store.remove(folder)
+                swept.append(folder)
+        return swept
+
+    def _committed(self, ref: CheckpointRef) -> CommittedCheckpoint | None:
+        try:
+            return load_manifest(self._store, folder_of(ref)).committed(self._store.location)
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            _log.warning("checkpoint left out: damaged manifest step=%d attempt=%d why=%s", *_pair(ref), error)
+            return None
+
+    def _committed_refs(self) -> list[CheckpointRef]:
+        names = filter(is_committed_name, self._store.folders())
+        return sorted(ref for name in names if (ref := ref_of(name)))
+
+    def _entry(self, folder: str, fence: Fence | None) -> CatalogueEntry:
+        ref = ref_of(folder)
+        sizes = self._store.files(folder)
+        try:
+            manifest = load_manifest(self._store, folder)
+        except (FileNotFoundError, ValueError):
+            manifest = None
+        is_whole = manifest is not None and all(sizes.get(n) == each.bytes for n, each in manifest.files.items())
+        if folder.startswith(SET_ASIDE_PREFIX):
+            state = EntryState.SET_ASIDE
+        elif folder.endswith(PARTIAL_SUFFIX) or MANIFEST not in sizes:
+            state = EntryState.INCOMPLETE
+        else:
+            state = EntryState.VISIBLE if ref and is_visible(ref, fence) else EntryState.INVISIBLE
+        return CatalogueEntry(
+            folder=folder,
+            ref=ref,
+            state=state,
+            is_whole=is_whole,
+            bytes=sum(sizes.values()),
+            committed=manifest.committed(self._store.location) if manifest else None,
+        )
+
+
+def _pair(ref: CheckpointRef) -> tuple[int, int]:
+    return ref.step, ref.attempt
