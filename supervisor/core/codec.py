@@ -2,13 +2,16 @@
 """Frozen dataclasses to plain JSON values and back, by their type hints.
 
 The journal and the agents' port both use it, so that a fact is written one way only. A dataclass carries its class name
-under the key `kind`; keys that a newer version wrote and this one does not know are ignored.
+under the key `kind`, by which a union of several classes is told apart; keys that a newer version wrote and this one
+does not know are ignored. JSON has no infinity and no NaN, so those floats are written as the strings `inf`, `-inf`
+and `nan`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -16,6 +19,8 @@ from functools import cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+_NOT_FINITE = ("inf", "-inf", "nan")
 
 
 class CodecError(ValueError):
@@ -29,10 +34,14 @@ def encode(value: object) -> Any:
         return {"kind": type(value).__name__, **fields}
     if isinstance(value, enum.Enum):
         return value.value
-    if isinstance(value, (tuple, list, frozenset)):
+    if isinstance(value, frozenset):
+        return sorted(encode(item) for item in value)
+    if isinstance(value, (tuple, list)):
         return [encode(item) for item in value]
     if isinstance(value, Mapping):
         return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
     return value
 
 
@@ -61,9 +70,11 @@ def _decode(expected: Any, raw: object, where: str) -> object:
         return _decode_dataclass(expected, raw, where)
     origin = typing.get_origin(expected)
     if origin in (typing.Union, types.UnionType):
-        return _decode_optional(expected, raw, where)
+        return _decode_union(typing.get_args(expected), raw, where)
     if origin is tuple:
         return _decode_tuple(typing.get_args(expected), raw, where)
+    if origin is frozenset:
+        return frozenset(_decode_tuple((*typing.get_args(expected), ...), raw, where))
     if origin in (dict, Mapping) or _is_mapping(origin):
         if not isinstance(raw, dict):
             raise CodecError(f"{where}: expected an object, got {type(raw).__name__}")
@@ -84,18 +95,21 @@ def _decode_dataclass(expected: type, raw: object, where: str) -> object:
     values = {name: _decode(hints[name], raw[name], f"{where}.{name}") for name in known if name in raw}
     try:
         return expected(**values)
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise CodecError(f"{where}: {error}") from None
 
 
-def _decode_optional(expected: Any, raw: object, where: str) -> object:
-    members = typing.get_args(expected)
+def _decode_union(members: tuple[Any, ...], raw: object, where: str) -> object:
     if raw is None and type(None) in members:
         return None
     present = [member for member in members if member is not type(None)]
     if len(present) == 1:
         return _decode(present[0], raw, where)
-    raise CodecError(f"{where}: a union of several classes is told apart by decode_union only")
+    by_kind = {member.__name__: member for member in present}
+    kind = raw.get("kind") if isinstance(raw, dict) else None
+    if kind not in by_kind:
+        raise CodecError(f"{where}: expected one of {', '.join(sorted(by_kind))}, got {raw!r}")
+    return _decode(by_kind[kind], raw, where)
 
 
 def _decode_tuple(members: tuple[Any, ...], raw: object, where: str) -> tuple[object, ...]:
@@ -118,7 +132,7 @@ def _decode_scalar(expected: Any, raw: object, where: str) -> object:
             return expected(raw)
         except ValueError:
             raise CodecError(f"{where}: {raw!r} is not a {expected.__name__}") from None
-    if expected is float and isinstance(raw, (int, float)) and not isinstance(raw, bool):
+    if expected is float and not isinstance(raw, bool) and (isinstance(raw, (int, float)) or raw in _NOT_FINITE):
         return float(raw)
     if isinstance(expected, type) and isinstance(raw, expected) and not (expected is int and isinstance(raw, bool)):
         return raw
