@@ -27,6 +27,7 @@ from supervisor.core.transitions import (
 from supervisor.core.values import (
     Action,
     Category,
+    Checkpoint,
     Failure,
     FailureKind,
     Grant,
@@ -46,7 +47,7 @@ def next_launch(state: RunState, *, newest_attempt: int = 0, listed: bool = Fals
     """
     resume = newest(state.checkpoints)
     return Launch(
-        attempt=max(state.attempt, newest_attempt) + 1,
+        attempt=max(state.attempt, newest_attempt, state.relaunch.attempt - 1 if state.relaunch else 0) + 1,
         resume=resume,
         from_nothing=listed and resume is None,
         skipped=state.skipped,
@@ -61,18 +62,20 @@ def newest_launch(state: RunState) -> Launch:
 
 
 def on_diagnosed(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
-    if state.phase is not Phase.DIAGNOSING or state.failure is None:
+    if state.phase is not Phase.DIAGNOSING:
         return unchanged(state)
+    assert state.failure is not None
     verdict = event.verdict
     failure = replace(state.failure, verdict=verdict)
-    past = PastFailure(event.at, verdict.reason, verdict.category, failure.step, state.attempt)
-    known = state.checkpoints if event.checkpoints is None else event.checkpoints[-CHECKPOINTS_REMEMBERED:]
+    past = PastFailure(event.at, verdict.reason, verdict.category, failure.step, state.attempt, failure.trained)
+    known = state.checkpoints if event.checkpoints is None else _listed(state, event.checkpoints)
+    remembered = max(FAILURES_REMEMBERED, sum(budget.count + 1 for _, budget in policy.budgets))
     progressed = state.step is not None and (state.newest_step is None or state.step > state.newest_step)
     judged = replace(
         state,
         failure=failure,
         checkpoints=known,
-        past=(*state.past, past)[-FAILURES_REMEMBERED:],
+        past=(*state.past, past)[-remembered:],
         tries_without_progress=0 if progressed else state.tries_without_progress + 1,
         relaunch=next_launch(
             replace(state, checkpoints=known),
@@ -81,6 +84,13 @@ def on_diagnosed(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
         ),
     )
     return _answer(judged, event, policy)
+
+
+def _listed(state: RunState, listed: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
+    """What the store holds; a checkpoint once known to be unhealthy stays so, since manifests do not tell."""
+    unhealthy = {(c.step, c.attempt) for c in state.checkpoints if c.healthy is False}
+    marked = (replace(c, healthy=False) if (c.step, c.attempt) in unhealthy else c for c in listed)
+    return tuple(marked)[-CHECKPOINTS_REMEMBERED:]
 
 
 def _answer(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
@@ -97,7 +107,7 @@ def _answer(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
     hopeless = _why_hopeless(state, policy)
     if hopeless is not None:
         return _give_up(state, event.at, policy, f"{hopeless} Last cause: {verdict.reason}: {verdict.explanation}")
-    if failure.kind in SPIKES or verdict.action is Action.ROLLBACK:
+    if _goes_back(failure, verdict):
         return _roll_back(state, event, policy)
     if verdict.fatal and verdict.suspects:
         return isolate(state, event.at, policy, verdict.suspects, verdict.reason)
@@ -106,10 +116,8 @@ def _answer(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
     if verdict.service is not None:
         return _without_service(state, event, policy, verdict.service)
     if verdict.action is Action.WAIT_AND_RETRY:
-        wait_s = min(policy.backoff_most_s, policy.service_wait_s * 2 ** max(0, state.tries_without_progress - 1))
-        return relaunch(
-            state, event.at, policy, launch, wait_s * (1 + event.jitter / 2), told, waits_for=WaitFor.SERVICE
-        )
+        wait_s = service_wait(state, policy, event.jitter)
+        return relaunch(state, event.at, policy, launch, wait_s, told, waits_for=WaitFor.SERVICE)
     return relaunch(state, event.at, policy, launch, backoff(state, policy, event.jitter), told)
 
 
@@ -118,6 +126,10 @@ def _may_be_a_node(failure: Failure, verdict: Verdict) -> bool:
         return False
     unexplained = failure.kind is FailureKind.HANG and verdict.reason in ("Unknown", "SilentHang")
     return unexplained or bool(verdict.suspects) or verdict.category is Category.INFRASTRUCTURE
+
+
+def _goes_back(failure: Failure, verdict: Verdict) -> bool:
+    return failure.kind in SPIKES or verdict.action is Action.ROLLBACK
 
 
 def _why_hopeless(state: RunState, policy: Policy) -> str | None:
@@ -136,27 +148,41 @@ def _why_hopeless(state: RunState, policy: Policy) -> str | None:
     row = state.past[-policy.same_failure_limit :]
     if len(row) < policy.same_failure_limit:
         return None
-    if all(p.step is None for p in row):
+    if not any(p.trained for p in row):
         return f"{len(row)} attempts in a row failed before their first step."
-    if all((p.reason, p.step) == (last.reason, last.step) for p in row):
+    if last.step is not None and all((p.reason, p.step) == (last.reason, last.step) for p in row):
         return f"{len(row)} attempts in a row failed at step {last.step} with the same reason."
     return None
 
 
 def _give_up(state: RunState, at: float, policy: Policy, text: str) -> Step:
+    failure = state.failure
+    assert failure is not None and failure.verdict is not None
     if not policy.ask_when_exhausted:
-        assert state.failure is not None and state.failure.verdict is not None
-        return abandoned(state, state.failure.verdict.reason, text)
-    told = urgent(f"{text} `supervisor resume` tries again, `supervisor stop` ends the run", state.incident)
-    return waiting(state, at + policy.person_s, WaitFor.PERSON, told, relaunch=state.relaunch)
+        return abandoned(state, failure.verdict.reason, text)
+    asked = urgent(f"{text} `supervisor resume` tries again, `supervisor stop` ends the run", state.incident)
+    if _goes_back(failure, failure.verdict):
+        launch, told = rollback_launch(state, policy)
+        rolled = remember_rollback(state, policy, launch)
+        return waiting(rolled, at + policy.person_s, WaitFor.PERSON, told, asked, relaunch=launch)
+    return waiting(state, at + policy.person_s, WaitFor.PERSON, asked, relaunch=state.relaunch)
 
 
 def backoff(state: RunState, policy: Policy, jitter: float) -> float:
     """Seconds before the relaunch: none after progress, else doubled for each try in a row that made none."""
     if state.tries_without_progress == 0:
         return 0.0
-    delay = min(policy.backoff_most_s, policy.backoff_s * 2.0 ** min(30, state.tries_without_progress - 1))
-    return float(delay * (1 + jitter / 2))
+    return _doubled(policy.backoff_s, state, policy, jitter)
+
+
+def service_wait(state: RunState, policy: Policy, jitter: float) -> float:
+    """Seconds to wait for a service or a storage that is away, doubled for each try in a row without progress."""
+    return _doubled(policy.service_wait_s, state, policy, jitter)
+
+
+def _doubled(first_s: float, state: RunState, policy: Policy, jitter: float) -> float:
+    exponent = min(30, max(0, state.tries_without_progress - 1))
+    return float(min(policy.backoff_most_s, first_s * 2.0**exponent) * (1 + jitter / 2))
 
 
 def relaunch(
@@ -173,7 +199,7 @@ def relaunch(
     text = f"relaunch as attempt {launch.attempt} from {describe_resume(launch)}"
     if grant is not Grant.ACT:
         asked = urgent(f"advice: {text}; `supervisor approve` does it", state.incident)
-        proposal = Proposal(text, launch)
+        proposal = Proposal(text, launch, power)
         return waiting(state, at + policy.person_s, WaitFor.PERSON, *told, asked, relaunch=launch, proposal=proposal)
     if delay_s <= 0.0:
         return launching(state, at, policy, launch, *told, note(text, state.incident))
@@ -186,7 +212,7 @@ def _without_service(state: RunState, event: e.Diagnosed, policy: Policy, servic
     assert state.relaunch is not None
     off = dict(policy.services_off).get(service)
     if off is None or all(pair in state.environment for pair in off):
-        wait_s = min(policy.backoff_most_s, policy.service_wait_s * 2 ** max(0, state.tries_without_progress - 1))
+        wait_s = service_wait(state, policy, event.jitter)
         told = warning(f"{service} is away; waiting for it", state.incident)
         return relaunch(state, event.at, policy, state.relaunch, wait_s, told, waits_for=WaitFor.SERVICE)
     environment = (*state.environment, *(pair for pair in off if pair not in state.environment))
@@ -225,6 +251,7 @@ def isolate(state: RunState, at: float, policy: Policy, nodes: tuple[str, ...], 
     reason = f"supervisor: {why} run={state.run} attempt={state.attempt} incident={state.incident}"
     cordons = tuple(Cordon(n, reason) for n in fresh) if grant is Grant.ACT else ()
     told = urgent(f"{', '.join(nodes)}: {why}; left out from now on", state.incident)
+    delay_s = 0.0 if fresh else backoff(state, policy, 0.0)
     launch = replace(state.relaunch, excluded=excluded)
     held = replace(state, excluded=excluded, uncordoned=(*state.uncordoned, *cordons), relaunch=launch)
     if len(excluded) > policy.spare_nodes:
@@ -234,5 +261,5 @@ def isolate(state: RunState, at: float, policy: Policy, nodes: tuple[str, ...], 
             held, deadline, WaitFor.NODES, told, urgent(text, state.incident), relaunch=replace(launch, excluded=())
         )
     else:
-        entered, decisions = relaunch(held, at, policy, launch, 0.0, told)
+        entered, decisions = relaunch(held, at, policy, launch, delay_s, told)
     return entered, (*cordons, *decisions)

@@ -33,28 +33,46 @@ def on_loss_spiked(state: RunState, event: e.LossSpiked, policy: Policy) -> Step
     )
 
 
+def on_part_not_launched(state: RunState, event: e.LaunchFailed, policy: Policy) -> Step:
+    """Another node has started the attempt already, so it has to be stopped."""
+    return _open(state, event.at, policy, FailureKind.LAUNCH, event.at, event.message)
+
+
 def on_no_first_step(state: RunState, at: float, policy: Policy) -> Step:
+    if has_open_failure(state):
+        return _remind(state, at, policy)
     started = not isinstance(state.pending, Launch)
     kind = FailureKind.HANG if started else FailureKind.LAUNCH
     detail = (
         f"no first step within {policy.startup_s:g} s" if started else "the nodes did not start the attempt in time"
     )
-    return _open(state, at, policy, kind, at - policy.startup_s, detail)
+    return _open(state, at, policy, kind, state.deadline - policy.startup_s, detail)
 
 
 def on_no_reports(state: RunState, at: float, policy: Policy) -> Step:
-    if state.failure is not None and state.failure.attempt == state.attempt:
-        text = f"incident {state.incident} still needs a person: {state.failure.detail}"
-        return replace(state, deadline=at + policy.person_s), (urgent(text, state.incident),)
+    if has_open_failure(state):
+        return _remind(state, at, policy)
     detail = f"no agent has reported the attempt well for {policy.report_silence_s:g} s"
     return _open(state, at, policy, FailureKind.LOST, state.deadline - policy.report_silence_s, detail)
+
+
+def has_open_failure(state: RunState) -> bool:
+    """The newest attempt has failed; the failure of an older one is open until the first new step."""
+    return state.failure is not None and state.failure.attempt == state.attempt
+
+
+def _remind(state: RunState, at: float, policy: Policy) -> Step:
+    assert state.failure is not None
+    asked = "" if state.proposal is None else f"; `supervisor approve`: {state.proposal.text}"
+    text = f"incident {state.incident} still needs a person: {state.failure.detail}{asked}"
+    return replace(state, deadline=at + policy.person_s), (urgent(text, state.incident),)
 
 
 def on_attempt_failed(state: RunState, event: e.AttemptEnded, policy: Policy) -> Step:
     """The launch ended by itself, so nothing has to be stopped."""
     opened = state
     told: tuple[Notify, ...] = ()
-    if state.failure is None or state.failure.attempt != state.attempt:
+    if not has_open_failure(state):
         how = event.detail or f"the launcher exited with {event.exit_code}"
         opened, notice = _opened(state, event.at, FailureKind.EXIT, event.at, how, (), None, None)
         told = (notice,)
@@ -74,8 +92,9 @@ def _opened(
     incident = state.incident + 1
     onset, last = positions or (None, None)
     where = state.step if step is None else step
-    failure = Failure(incident, state.attempt, kind, since, at, where, detail, suspects, onset, last)
-    place = "before its first step" if where is None else f"at step {where}"
+    trained = state.phase is Phase.TRAINING
+    failure = Failure(incident, state.attempt, kind, since, at, where, detail, trained, suspects, onset, last)
+    place = "before its first step" if not trained else "while training" if where is None else f"at step {where}"
     told = warning(f"incident {incident}: attempt {state.attempt} failed {place} ({kind.value}): {detail}", incident)
     return replace(state, incident=incident, failure=failure), told
 
@@ -95,21 +114,29 @@ def _open(
     """Open an incident while the attempt may be alive; an attempt has one incident at most."""
     if state.phase not in RUNNING:
         return unchanged(state)
-    if state.failure is not None and state.failure.attempt == state.attempt:
+    if has_open_failure(state):
         return unchanged(state)
     opened, told = _opened(state, at, kind, since, detail, suspects, step, positions)
-    stop = stop_for(opened, policy)
-    grant = Grant.TELL if state.attached else policy.grant(Power.STOP, frozen=state.frozen)
-    if grant is Grant.ACT and kind in SPIKES:
-        grant = policy.grant(Power.ROLLBACK)
+    return answer_open_failure(opened, at, policy, told)
+
+
+def answer_open_failure(state: RunState, at: float, policy: Policy, *told: Notify) -> Step:
+    """Stop the failed attempt, ask whether to, or only tell."""
+    failure = state.failure
+    assert failure is not None
+    power = Power.STOP
+    grant = Grant.TELL if state.attached else policy.grant(power, frozen=state.frozen)
+    if grant is Grant.ACT and failure.kind in SPIKES:
+        power = Power.ROLLBACK
+        grant = policy.grant(power)
     if grant is Grant.ACT:
-        return stopping(opened, at, policy, stop, told)
-    waits = replace(opened, deadline=at + policy.person_s)
+        return stopping(state, at, policy, stop_for(state, policy), *told)
+    waits = replace(state, deadline=at + policy.person_s)
     if grant is Grant.ASK:
-        text = f"stop attempt {state.attempt}, find the cause and relaunch"
-        asked = urgent(f"advice: {text}; `supervisor approve` does it", opened.incident)
-        return replace(waits, proposal=Proposal(text)), (told, asked)
-    return waits, (told, note("only watching: nothing is stopped", opened.incident))
+        text = f"stop attempt {state.attempt} and find the cause"
+        asked = urgent(f"advice: {text}; `supervisor approve` does it", state.incident)
+        return replace(waits, proposal=Proposal(text, power=power)), (*told, asked)
+    return waits, (*told, note("only watching: nothing is stopped", state.incident))
 
 
 def stop_for(state: RunState, policy: Policy) -> Stop:

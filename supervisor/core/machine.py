@@ -19,20 +19,22 @@ from supervisor.core import answers, failures, orders, spikes
 from supervisor.core import events as e
 from supervisor.core.decisions import Finish, Launch, Stop
 from supervisor.core.policy import Policy
-from supervisor.core.state import CHECKPOINTS_REMEMBERED, RunState
+from supervisor.core.state import CHECKPOINTS_REMEMBERED, AfterStop, RunState
 from supervisor.core.transitions import (
     Step,
     abandoned,
     diagnosing,
     launching,
+    newest,
     note,
     stopping,
     succeeded,
     unchanged,
     urgent,
     waiting,
+    warning,
 )
-from supervisor.core.values import UNKNOWN, FailureKind, Phase, WaitFor
+from supervisor.core.values import UNKNOWN, Failure, FailureKind, Phase, WaitFor
 
 if sys.version_info >= (3, 11):
     from typing import assert_never
@@ -46,6 +48,7 @@ def submit(state: RunState | None, event: e.RunSubmitted, policy: Policy) -> Ste
         return unchanged(state)
     known = 0 if state is None else state.attempt
     launch = Launch(max(known, event.newest_attempt) + 1)
+    left_alive = state is not None and state.is_left_alive and not event.attached
     if state is None:
         fresh = RunState(event.run, Phase.LAUNCHING, known, event.at, event.at, event.nodes, event.attached)
     else:
@@ -64,6 +67,11 @@ def submit(state: RunState | None, event: e.RunSubmitted, policy: Policy) -> Ste
             frozen=False,
             outcome=None,
         )
+    if left_alive:
+        stop = Stop(known, fresh.incident, policy.stop_grace_s, evidence=False)
+        told = warning(f"attempt {known} was never seen to end; it is stopped before attempt {launch.attempt}")
+        after = AfterStop("relaunch", "supervisor run", launch)
+        return stopping(fresh, event.at, policy, stop, told, after=after)
     return launching(fresh, event.at, policy, launch)
 
 
@@ -90,7 +98,7 @@ def _advance_living(state: RunState, event: e.Event, policy: Policy) -> Step:  #
         case e.AttemptStarted():
             return _on_attempt_started(state, event)
         case e.LaunchFailed():
-            return _on_launch_failed(state, event)
+            return _on_launch_failed(state, event, policy)
         case e.RanksImported():
             return (state if state.phase is not Phase.LAUNCHING else replace(state, imported=True)), ()
         case e.AttemptRestored():
@@ -137,30 +145,31 @@ def _on_controller_returned(state: RunState, event: e.ControllerReturned, policy
 
 
 def _on_attempt_started(state: RunState, event: e.AttemptStarted) -> Step:
-    if not isinstance(state.pending, Launch):
-        return unchanged(state)
-    return replace(state, pending=None, nodes=event.nodes), ()
+    pending = None if isinstance(state.pending, Launch) else state.pending
+    return replace(state, pending=pending, nodes=event.nodes), ()
 
 
-def _on_launch_failed(state: RunState, event: e.LaunchFailed) -> Step:
+def _on_launch_failed(state: RunState, event: e.LaunchFailed, policy: Policy) -> Step:
     """A launch that may work later is tried again by the shell until the phase's deadline."""
     if state.phase is not Phase.LAUNCHING or not event.permanent:
         return unchanged(state)
+    if not isinstance(state.pending, Launch):
+        return failures.on_part_not_launched(state, event, policy)
     return abandoned(state, "LaunchFailed", f"attempt {state.attempt} could not be started: {event.message}")
 
 
 def _on_attempt_restored(state: RunState, event: e.AttemptRestored) -> Step:
     if state.phase is not Phase.LAUNCHING:
         return unchanged(state)
-    told = () if not event.note else (urgent(event.note, state.incident),)
-    return replace(state, resume_step=event.step, imported=True), told
+    told = (urgent(event.note, state.incident),) if event.note and not state.restored else ()
+    return replace(state, resume_step=event.step, imported=True, restored=True), told
 
 
 def _on_progress_sampled(state: RunState, event: e.ProgressSampled, policy: Policy) -> Step:
     if state.phase not in (Phase.LAUNCHING, Phase.TRAINING):
         return unchanged(state)
-    step = state.step if event.step is None else event.step
     advanced = event.step is not None and (state.step is None or event.step > state.step)
+    step = event.step if advanced else state.step
     moved = replace(
         state,
         phase=Phase.TRAINING,
@@ -174,17 +183,29 @@ def _on_progress_sampled(state: RunState, event: e.ProgressSampled, policy: Poli
     if failure is not None and failure.attempt < state.attempt:
         told.append(note(f"attempt {state.attempt} trains again, step {step}", failure.incident))
         moved = replace(moved, failure=None)
-    elif failure is not None and failure.kind in (FailureKind.HANG, FailureKind.LOST) and advanced:
-        told.append(note(f"steps go on (step {step}); the suspicion of incident {failure.incident} is withdrawn"))
+    elif failure is not None and _refutes(failure, advanced=advanced or event.step is None):
+        text = f"training goes on (step {step}); the suspicion of incident {failure.incident} is withdrawn"
+        told.append(note(text, failure.incident))
         moved = replace(moved, failure=None, proposal=None)
     settled, more = spikes.settle_spike(moved, policy)
     return settled, (*told, *more)
 
 
+def _refutes(failure: Failure, *, advanced: bool) -> bool:
+    """A sample says that agents report again; that a hang is over takes a new step where there are steps."""
+    return failure.kind in (FailureKind.LOST, FailureKind.LAUNCH) or (failure.kind is FailureKind.HANG and advanced)
+
+
 def _on_checkpoint_committed(state: RunState, event: e.CheckpointCommitted) -> Step:
-    known = (c for c in state.checkpoints if (c.step, c.attempt) != (event.checkpoint.step, event.checkpoint.attempt))
-    checkpoints = (*known, event.checkpoint)[-CHECKPOINTS_REMEMBERED:]
-    return replace(state, checkpoints=checkpoints), ()
+    """Told again, its health may get worse and never better."""
+    fresh = event.checkpoint
+    checkpoints = []
+    for known in state.checkpoints:
+        is_same = (known.step, known.attempt) == (fresh.step, fresh.attempt)
+        checkpoints.append(known if not is_same or known.healthy is False else fresh)
+    if not any((c.step, c.attempt) == (fresh.step, fresh.attempt) for c in checkpoints):
+        checkpoints.append(fresh)
+    return replace(state, checkpoints=tuple(checkpoints[-CHECKPOINTS_REMEMBERED:])), ()
 
 
 def _on_attempt_ended(state: RunState, event: e.AttemptEnded, policy: Policy) -> Step:
@@ -192,9 +213,7 @@ def _on_attempt_ended(state: RunState, event: e.AttemptEnded, policy: Policy) ->
         if event.succeeded:
             return succeeded(state, f"attempt {state.attempt} completed the run at step {state.step}")
         return failures.on_attempt_failed(state, event, policy)
-    if state.phase is Phase.STOPPING:
-        return _on_stopped(state, event, policy)
-    if state.waiting_for is WaitFor.ENDING:
+    if state.phase is Phase.STOPPING or state.waiting_for is WaitFor.ENDING:
         return _on_stopped(state, event, policy)
     return unchanged(state)
 
@@ -205,8 +224,8 @@ def _on_stopped(state: RunState, event: e.AttemptEnded, policy: Policy) -> Step:
         if event.succeeded:
             return succeeded(state, f"attempt {state.attempt} completed the run while it was being stopped")
         return diagnosing(state, event.at, policy)
-    saved = state.checkpoints[-1].step if state.checkpoints else None
-    kept = "no checkpoint is committed" if saved is None else f"the newest committed checkpoint is of step {saved}"
+    saved = newest(state.checkpoints)
+    kept = "no checkpoint is committed" if saved is None else f"the newest committed checkpoint is of step {saved.step}"
     if after.what == "leave":
         text = f"stopped by {after.told_by} at step {state.step}; {kept}; `supervisor run` goes on from there"
         return abandoned(state, "ExternalStop", text, after.exit_code)
@@ -250,8 +269,10 @@ def _on_stop_overdue(state: RunState, at: float, policy: Policy) -> Step:
 
 
 def _on_wait_over(state: RunState, at: float, policy: Policy) -> Step:
-    if state.waiting_for in (WaitFor.RETRY, WaitFor.SERVICE) and state.relaunch is not None:
-        return launching(state, at, policy, state.relaunch)
-    what = WaitFor.PERSON if state.waiting_for is None else state.waiting_for
-    text = f"still waiting for {what.value}" + (f": {state.proposal.text}" if state.proposal else "")
+    """A person who froze the run or took a power away in the meantime is asked."""
+    assert state.waiting_for is not None
+    if state.waiting_for in (WaitFor.RETRY, WaitFor.SERVICE):
+        assert state.relaunch is not None
+        return answers.relaunch(state, at, policy, state.relaunch, 0.0)
+    text = f"still waiting for {state.waiting_for.value}" + (f": {state.proposal.text}" if state.proposal else "")
     return replace(state, deadline=at + policy.person_s), (urgent(text, state.incident),)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from supervisor.core import events as e
 from supervisor.core.answers import newest_launch, next_launch
 from supervisor.core.decisions import Finish, Launch, Notify, Stop
-from supervisor.core.failures import stop_for
+from supervisor.core.failures import RUNNING, answer_open_failure, has_open_failure, stop_for
 from supervisor.core.policy import Policy
 from supervisor.core.spikes import merge
 from supervisor.core.state import AfterStop, RunState
@@ -23,9 +23,9 @@ from supervisor.core.transitions import (
     urgent,
     waiting,
 )
-from supervisor.core.values import BatchRange, Mode, OrderKind, Phase, WaitFor
+from supervisor.core.values import BatchRange, Grant, OrderKind, Phase, WaitFor
 
-RUNNING = (Phase.LAUNCHING, Phase.TRAINING)
+ONLY_WATCHED = "the launch is only watched; start it with `supervisor run` to change it"
 EXIT_CODES = {"SIGTERM": 143, "SIGINT": 130, "SIGHUP": 129}
 """128 + the signal's number, as a shell reports it."""
 
@@ -55,7 +55,9 @@ def _leave(state: RunState, at: float, policy: Policy, who: str, exit_code: int,
     if state.phase in RUNNING:
         return _end_attempt(state, at, policy, grace_s, after, note(f"{who}: finish the step, save, and leave"))
     if state.phase is Phase.STOPPING:
-        return replace(state, after_stop=after), ()
+        return replace(state, after_stop=after), (note(f"{who}: leaving once attempt {state.attempt} has ended"),)
+    if state.waiting_for is WaitFor.ENDING:
+        state = replace(state, is_left_alive=True)
     text = f"stopped by {who} while {state.phase.value.lower()}; `supervisor run` goes on from the newest checkpoint"
     return abandoned(state, "ExternalStop", text, exit_code)
 
@@ -75,23 +77,26 @@ def _stop(state: RunState, event: e.OrderGiven, policy: Policy) -> Step:
 
 
 def _pause(state: RunState, event: e.OrderGiven, policy: Policy) -> Step:
+    if state.attached:
+        return _refuse(state, ONLY_WATCHED)
     if state.phase in RUNNING:
         after = AfterStop("pause", event.who)
         return _end_attempt(state, event.at, policy, policy.finish_grace_s, after)
-    if state.phase is Phase.WAITING and state.waiting_for is not WaitFor.ENDING:
-        relaunch = state.relaunch or newest_launch(state)
-        return waiting(state, event.at + policy.person_s, WaitFor.PERSON, relaunch=relaunch)
+    if state.waiting_for in (WaitFor.NODES, WaitFor.PERSON):
+        return state, (note("it waits already; nothing is launched before `supervisor resume`"),)
+    if state.waiting_for in (WaitFor.RETRY, WaitFor.SERVICE):
+        return waiting(state, event.at + policy.person_s, WaitFor.PERSON, relaunch=state.relaunch)
     return _refuse(state, f"cannot pause while {state.phase.value}; try again when it trains or waits")
 
 
 def _resume(state: RunState, event: e.OrderGiven, policy: Policy) -> Step:
     if state.phase is not Phase.WAITING or state.waiting_for is WaitFor.ENDING:
         return _refuse(state, f"nothing to resume: the run is {state.phase.value}")
-    launch = state.relaunch or newest_launch(state)
-    back = state
+    assert state.relaunch is not None
+    launch, back = state.relaunch, state
     if state.waiting_for is WaitFor.NODES:
-        back, launch = replace(state, excluded=()), replace(launch, excluded=())
-    return launching(replace(back, past=(), tries_without_progress=0), event.at, policy, launch)
+        back = replace(state, excluded=())
+    return launching(replace(back, past=(), tries_without_progress=0, rollbacks=0), event.at, policy, launch)
 
 
 def _approve(state: RunState, event: e.OrderGiven, policy: Policy) -> Step:
@@ -116,32 +121,45 @@ def _skip(state: RunState, event: e.OrderGiven, policy: Policy) -> Step:
     if event.first is None or event.last is None or not 0 <= event.first <= event.last:
         return _refuse(state, f"cannot skip batches {event.first}-{event.last}: expected 0 <= first <= last")
     skipped = merge((*state.skipped, BatchRange(event.first, event.last)))
-    launch = replace(newest_launch(state), skipped=skipped)
+    launch = replace(_planned_launch(state), skipped=skipped)
     ahead = state.position is not None and state.position < event.first
     if not ahead:
         resume = newest(state.checkpoints, position=event.first)
         launch = replace(launch, resume=resume, from_nothing=resume is None)
-    return _relaunch_by_order(replace(state, skipped=skipped), event, policy, launch, save=ahead)
+    return _relaunch_by_order(state, event, policy, launch, save=ahead)
 
 
 def _replace(state: RunState, event: e.OrderGiven, policy: Policy) -> Step:
     if event.node is None or (state.nodes and event.node not in state.nodes):
         return _refuse(state, f"node {event.node} is not part of attempt {state.attempt}: {', '.join(state.nodes)}")
+    if event.node in state.excluded:
+        return _refuse(state, f"node {event.node} is left out already")
     excluded = (*state.excluded, event.node)
     if len(excluded) > policy.spare_nodes:
         return _refuse(state, f"cannot replace {event.node}: no spare node is left")
-    without = replace(state, excluded=excluded)
-    return _relaunch_by_order(without, event, policy, newest_launch(without), save=True)
+    launch = replace(_planned_launch(state), excluded=excluded)
+    return _relaunch_by_order(state, event, policy, launch, save=True)
+
+
+def _planned_launch(state: RunState) -> Launch:
+    """A wait already knows what it launches, which may be a rollback that an order must not undo."""
+    return newest_launch(state) if state.relaunch is None else state.relaunch
 
 
 def _relaunch_by_order(state: RunState, event: e.OrderGiven, policy: Policy, launch: Launch, *, save: bool) -> Step:
     if state.attached:
-        return _refuse(state, "the launch is only watched; start it with `supervisor run` to change it")
+        return _refuse(state, ONLY_WATCHED)
+    ordered = replace(state, skipped=launch.skipped, excluded=launch.excluded)
     if state.phase in RUNNING:
         after = AfterStop("relaunch", event.who, launch)
-        return _end_attempt(state, event.at, policy, policy.finish_grace_s, after, save=save)
+        return _end_attempt(ordered, event.at, policy, policy.finish_grace_s, after, save=save)
+    if state.waiting_for is WaitFor.NODES:
+        held = replace(state, skipped=launch.skipped)
+        told = note("noted for the next attempt; nodes are still missing: repair one, then `supervisor resume`")
+        deadline = event.at + policy.person_s
+        return waiting(held, deadline, WaitFor.NODES, told, relaunch=replace(launch, excluded=()))
     if state.phase is Phase.WAITING and state.waiting_for is not WaitFor.ENDING:
-        return launching(state, event.at, policy, launch)
+        return launching(ordered, event.at, policy, launch)
     return _refuse(state, f"cannot {event.order.value} while {state.phase.value}; try again when it trains or waits")
 
 
@@ -150,15 +168,13 @@ def _freeze(state: RunState, _event: e.OrderGiven, _policy: Policy) -> Step:
 
 
 def _thaw(state: RunState, event: e.OrderGiven, policy: Policy) -> Step:
+    """What was held back by the freeze alone is done now."""
     thawed = replace(state, frozen=False)
     proposal = state.proposal
-    if (
-        state.phase is Phase.WAITING
-        and policy.mode is Mode.ACT
-        and proposal is not None
-        and proposal.launch is not None
-    ):
+    if proposal is not None and proposal.launch is not None and policy.grant(proposal.power) is Grant.ACT:
         return launching(thawed, event.at, policy, proposal.launch)
+    if state.frozen and state.phase in RUNNING and has_open_failure(state):
+        return answer_open_failure(thawed, event.at, policy, note("thawed", state.incident))
     return thawed, (note("thawed"),)
 
 

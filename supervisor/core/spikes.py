@@ -13,7 +13,7 @@ from dataclasses import replace
 from supervisor.core.decisions import Launch, Notify
 from supervisor.core.policy import Policy
 from supervisor.core.state import RunState
-from supervisor.core.transitions import describe_resume, newest, note, warning
+from supervisor.core.transitions import describe_resume, newest, note, rolled_back, warning
 from supervisor.core.values import BatchRange, Checkpoint, Failure, SpikeCase
 
 
@@ -74,23 +74,19 @@ def _older_checkpoint(state: RunState, launch: Launch) -> tuple[Launch, Notify]:
 
 
 def remember_rollback(state: RunState, policy: Policy, launch: Launch) -> RunState:
-    """What lies after the resume step will be trained anew, so its checkpoints and steps no longer count."""
+    """The state once `launch` is what comes next, whether it is launched at once or waits for a person."""
     failure = state.failure
     assert failure is not None
-    resume_step = 0 if launch.resume is None else launch.resume.step
     case = state.spike
     if failure.onset_position is not None:
         skip = skip_range(state, failure.onset_position, policy)
         last = failure.onset_position if failure.last_position is None else failure.last_position
         case = SpikeCase(failure.onset_position, last, launch.attempt, skip)
     return replace(
-        state,
+        rolled_back(state, launch),
         rollbacks=state.rollbacks + 1,
         spike=case,
         skipped=launch.skipped,
-        checkpoints=tuple(c for c in state.checkpoints if c.step <= resume_step),
-        newest_step=None if state.newest_step is None else min(state.newest_step, resume_step),
-        step=None if state.step is None else min(state.step, resume_step),
         relaunch=launch,
     )
 

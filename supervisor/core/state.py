@@ -14,12 +14,14 @@ from supervisor.core.values import (
     Failure,
     PastFailure,
     Phase,
+    Power,
     SpikeCase,
     WaitFor,
 )
 
 CHECKPOINTS_REMEMBERED = 64
 FAILURES_REMEMBERED = 256
+"""Or more, where the budgets count further."""
 
 Answered: TypeAlias = Launch | Stop | Finish | Diagnose | Probe
 """The decisions that a phase waits for."""
@@ -43,6 +45,8 @@ class Proposal:
     text: str
     launch: Launch | None = None
     """To relaunch; None: to stop the attempt for the failure that is open."""
+    power: Power = Power.RELAUNCH
+    """What it lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +72,12 @@ class RunState:
     excluded: tuple[str, ...] = ()
     pending: Answered | None = None
     """The decision whose answer the phase waits for; repeated by the shell until it comes."""
+    is_left_alive: bool = False
+    """The run was given up while the newest attempt could not be stopped; it is stopped before another is launched."""
     uncordoned: tuple[Cordon, ...] = ()
     """Cordons that nobody has confirmed yet."""
     imported: bool = False
+    restored: bool = False
     resume_step: int | None = None
     """The step that the newest attempt restored, when it is known."""
     step: int | None = None

@@ -36,7 +36,9 @@ def urgent(text: str, incident: int = 0) -> Notify:
 
 
 def launching(state: RunState, at: float, policy: Policy, launch: Launch, *told: Notify) -> Step:
-    newest = max((s for s in (state.newest_step, state.step) if s is not None), default=None)
+    """Checkpoints beyond an explicit resume step become invisible in the store with this launch, so they go here."""
+    state = _going_back(state, launch)
+    reached = max((s for s in (state.newest_step, state.step) if s is not None), default=None)
     entered = replace(
         state,
         phase=Phase.LAUNCHING,
@@ -48,13 +50,36 @@ def launching(state: RunState, at: float, policy: Policy, launch: Launch, *told:
         resume_step=None,
         step=None,
         position=None,
-        newest_step=newest if launch.resume is None or newest is None else max(newest, launch.resume.step),
+        is_left_alive=False,
+        restored=False,
+        newest_step=reached if launch.resume is None or reached is None else max(reached, launch.resume.step),
         waiting_for=None,
         relaunch=None,
         after_stop=None,
         proposal=None,
     )
     return entered, (*told, launch)
+
+
+def _going_back(state: RunState, launch: Launch) -> RunState:
+    if launch.resume is None and not launch.from_nothing:
+        return state
+    resume_step = -1 if launch.resume is None else launch.resume.step
+    if all(c.healthy is False for c in state.checkpoints if c.step > resume_step):
+        return replace(state, checkpoints=tuple(c for c in state.checkpoints if c.step <= resume_step))
+    return rolled_back(state, launch)
+
+
+def rolled_back(state: RunState, launch: Launch) -> RunState:
+    """Steps and checkpoints beyond the resume step no longer count, so training them anew is progress."""
+    resume_step = -1 if launch.resume is None else launch.resume.step
+    first = max(0, resume_step)
+    return replace(
+        state,
+        checkpoints=tuple(c for c in state.checkpoints if c.step <= resume_step),
+        newest_step=None if state.newest_step is None else min(state.newest_step, first),
+        step=None if state.step is None else min(state.step, first),
+    )
 
 
 def stopping(

@@ -172,6 +172,8 @@ class Failure:
     noticed_at: float
     step: int | None
     detail: str
+    trained: bool = True
+    """The attempt had left LAUNCHING; a script without steps has no step even then."""
     suspects: tuple[str, ...] = ()
     onset_position: int | None = None
     last_position: int | None = None
@@ -187,6 +189,7 @@ class PastFailure:
     category: Category
     step: int | None
     attempt: int
+    trained: bool = True
 
 
 @dataclass(frozen=True, slots=True)
