@@ -161,7 +161,7 @@ def _launch_token(orders: Orders, environment: Mapping[str, str]) -> str:
     parts = [environment.get(n, "") for n in ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT")]
     if not parts[0] and orders.attempt is None:
         raise CheckpointError(
-            f"the {environment.get('WORLD_SIZE')} ranks have neither a process group nor torchrun's environment to agree "
+            f"{environment.get('WORLD_SIZE')} ranks have neither a process group nor torchrun's environment to agree "
             "by: make the Checkpointer after init_process_group, or set CHECKPOINT_ATTEMPT"
         )
     if environment.get("LOCAL_WORLD_SIZE") == environment.get("WORLD_SIZE"):
