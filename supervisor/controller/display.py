@@ -11,13 +11,16 @@ import contextlib
 import os
 import queue
 import shutil
+import sys
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Protocol, TextIO
 
 from supervisor.controller import wording
 from supervisor.controller.api import RunView
 from supervisor.controller.live_line import progress_line
+from supervisor.controller.output_tail import OutputTail, TailThread
 from supervisor.core.api import Severity
 
 REFRESH_S = 0.5
@@ -46,6 +49,9 @@ class Display(Protocol):
     def progress(self, view: RunView) -> None:
         """How training goes; may come as often as it likes, and costs little when nothing changed."""
 
+    def detach(self) -> None:
+        """The stream is gone (the terminal hung up): write nothing more."""
+
     def close(self) -> None:
         """Write what is queued and leave the stream on a fresh line."""
 
@@ -57,6 +63,7 @@ class Writer:
         self._stream = stream
         self._texts: queue.Queue[str | None] = queue.Queue(_QUEUED_TEXTS)
         self._dropped = 0
+        self._is_detached = False
         self._thread = threading.Thread(target=self._write_all, name="display", daemon=True)
         self._thread.start()
 
@@ -70,22 +77,25 @@ class Writer:
         except queue.Full:
             self._dropped += 1
 
+    def detach(self) -> None:
+        """From any thread, and from a signal handler: takes no lock."""
+        self._is_detached = True
+
     def close(self) -> None:
         with contextlib.suppress(queue.Full):
             self._texts.put(None, timeout=_CLOSE_S)
         self._thread.join(_CLOSE_S)
 
     def _write_all(self) -> None:
-        is_open = True
         while (text := self._texts.get()) is not None:
-            if not is_open:
+            if self._is_detached:
                 continue
             try:
                 self._stream.write(text)
                 if self._texts.empty():
                     self._stream.flush()
             except (OSError, ValueError):
-                is_open = False
+                self._is_detached = True
                 _silence(self._stream)
 
 
@@ -121,6 +131,9 @@ class PlainDisplay:
             self._shown_at, self._shown = view.at, line
             self._writer.write(f"{wording.date_and_clock(view.at)} {'status':<7} {line}\n")
 
+    def detach(self) -> None:
+        self._writer.detach()
+
     def close(self) -> None:
         self._writer.close()
 
@@ -129,7 +142,6 @@ class TerminalDisplay:
     """State changes and output scroll by; below them one progress line is kept up to date."""
 
     def __init__(self, stream: TextIO, *, name_ranks: bool = True, colour: bool = True) -> None:
-        self._stream = stream
         self._writer = Writer(stream)
         self._name_ranks = name_ranks
         self._colour = colour
@@ -161,6 +173,9 @@ class TerminalDisplay:
                 self._line = line
                 self._writer.write(_CLEAR_LINE + line)
 
+    def detach(self) -> None:
+        self._writer.detach()
+
     def close(self) -> None:
         with self._lock:
             if self._line:
@@ -178,6 +193,44 @@ def display_for(stream: TextIO, environment: Mapping[str, str], *, name_ranks: b
     if stream.isatty() and environment.get("TERM", "dumb") != "dumb":
         return TerminalDisplay(stream, name_ranks=name_ranks, colour=not environment.get("NO_COLOR"))
     return PlainDisplay(stream, name_ranks=name_ranks)
+
+
+class RunDisplay:
+    """A display that also shows the output of the ranks, as far as `output` wants it."""
+
+    def __init__(self, shown: Display, folder: Path, output: str) -> None:
+        self._shown = shown
+        self._last: tuple[float, Severity, str, int] | None = None
+        self._is_last = True
+        tail = OutputTail(folder / "attempts", self.output, every_rank=output == "all")
+        self._tail = TailThread(tail) if output != "none" else None
+
+    def told(self, at: float, severity: Severity, text: str, incident: int) -> None:
+        self._last, self._is_last = (at, severity, text, incident), True
+        self._shown.told(at, severity, text, incident)
+
+    def output(self, rank: int | None, line: str) -> None:
+        self._is_last = False
+        self._shown.output(rank, line)
+
+    def progress(self, view: RunView) -> None:
+        self._shown.progress(view)
+
+    def detach(self) -> None:
+        self._shown.detach()
+
+    def close(self) -> None:
+        """How the run ended stands on the last line, even where output was shown after it."""
+        if self._tail is not None:
+            self._tail.close()
+        if self._last is not None and not self._is_last:
+            self._shown.told(*self._last)
+        self._shown.close()
+
+
+def open_display(output: str, folder: Path) -> Display:
+    """What `supervisor run` shows on its standard output: `output` is `none`, `rank0` or `all`."""
+    return RunDisplay(display_for(sys.stdout, os.environ, name_ranks=output == "all"), folder, output)
 
 
 def _output_line(rank: int | None, line: str, *, name_ranks: bool) -> str:
