@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decisions become calls of the outside world: scheduler, agents' orders, the fence, the diagnosis.
+
+Every effect is idempotent, since the shell repeats it until its event arrives. Whatever fails here is told and tried
+again.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from schedulers.api import AllocationSpec, NodeState, Scheduler
+from supervisor.agent import api as agent
+from supervisor.controller import fences, inquest, resume
+from supervisor.controller.port import OrderQueues
+from supervisor.controller.run_folder import RunFolder
+from supervisor.core.api import Policy, RunState, decisions, events
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptTemplate:
+    """What every attempt of the run has in common."""
+
+    command: tuple[str, ...]
+    working_folder: str
+    environment: tuple[tuple[str, str], ...] = ()
+    warm: str = "launcher"
+    log_limit_bytes: int = 256 * 2**20
+    step_pattern: str | None = None
+    report_interval_s: float = 1.0
+    resume_argument: tuple[str, ...] = ()
+    """Words such as `--resume {checkpoint}`, for scripts that do not use the checkpoint library."""
+    checkpoint_pattern: str | None = None
+    """Glob of the checkpoints that such a script writes."""
+
+
+class RunEffects:
+    """Effects of one run. `exits` tells how the newest attempt's ranks ended."""
+
+    def __init__(
+        self,
+        *,
+        folder: RunFolder,
+        scheduler: Scheduler,
+        allocation: AllocationSpec,
+        orders: OrderQueues,
+        template: AttemptTemplate,
+        policy: Policy,
+        uri: str | None,
+        exits: Callable[[], tuple[tuple[str, agent.RankExit], ...]],
+    ) -> None:
+        self._folder = folder
+        self._scheduler = scheduler
+        self._allocation = allocation
+        self._orders = orders
+        self._template = template
+        self._policy = policy
+        self._uri = uri
+        self._exits = exits
+
+    def carry_out(self, decision: decisions.Decision, state: RunState) -> events.Event | None:
+        match decision:
+            case decisions.Launch():
+                self._launch(decision)
+            case decisions.Stop():
+                self._stop(decision)
+            case decisions.Finish():
+                self._order(agent.FinishAttempt(decision.attempt, decision.grace_s))
+            case decisions.Diagnose():
+                return self._diagnose(decision, state)
+            case decisions.Probe():
+                return events.Probed(time.time(), decision.attempt, (), state.nodes, "no node test is available here")
+            case decisions.Cordon():
+                self._scheduler.cordon(decision.node, decision.why)
+                return events.NodeCordoned(time.time(), decision.node)
+            case decisions.Release():
+                self._release()
+            case decisions.Notify():
+                pass  # The display has told it already.
+        return None
+
+    def learn_uri(self, uri: str) -> None:
+        if uri == self._uri:
+            return
+        self._uri = uri
+        self._folder.write_description({**self._folder.read_description(), "checkpoint_uri": uri})
+
+    def mark_health(self, state: RunState, healthy: bool) -> None:
+        for node in state.nodes:
+            self._orders.put(node, agent.MarkLossHealth(state.attempt, healthy))
+
+    def look_after_agents(self) -> None:
+        """An agent that died is started again and takes its attempt over; training does not notice."""
+        allocation = self._scheduler.find(self._allocation.run)
+        if allocation is None:
+            return
+        if any(status.state is NodeState.ENDED for status in self._scheduler.status(allocation)):
+            self._scheduler.submit(self._allocation)
+
+    def _order(self, order: agent.Order) -> None:
+        """Agents that are gone are started again, so that somebody can answer."""
+        for node in self._scheduler.submit(self._allocation).nodes:
+            self._orders.put(node, order)
+
+    def _launch(self, launch: decisions.Launch) -> None:
+        allocation = self._scheduler.submit(self._allocation)
+        fences.raise_fence(self._uri, self._folder.path, launch, self._allocation.run)
+        spec = self._spec(launch)
+        for node in allocation.nodes:
+            self._orders.put(node, agent.StartAttempt(launch.attempt, spec))
+
+    def _spec(self, launch: decisions.Launch) -> agent.LaunchSpec:
+        template = self._template
+        step = None if launch.resume is None else launch.resume.step
+        skipped = str([[each.first, each.last] for each in launch.skipped])
+        environment = (
+            *template.environment,
+            ("SUPERVISOR_SKIP", skipped),
+            *fences.environment(launch, self._folder.path),
+            *launch.environment,
+        )
+        return agent.LaunchSpec(
+            command=resume.resumed_command(template.command, template.resume_argument, self._resume_path(launch), step),
+            working_folder=template.working_folder,
+            environment=environment,
+            attempt_folder=str(self._folder.attempt(launch.attempt)),
+            warm=template.warm,
+            log_limit_bytes=template.log_limit_bytes,
+            step_pattern=template.step_pattern,
+            report_interval_s=template.report_interval_s,
+        )
+
+    def _resume_path(self, launch: decisions.Launch) -> str | None:
+        """Only for relaunches: the user's own command says how the first attempt begins."""
+        template = self._template
+        if not template.resume_argument or launch.attempt == 1 or launch.from_nothing:
+            return None
+        if self._uri is not None and launch.resume is not None:
+            return fences.path_of(self._uri, launch.resume)
+        return None if template.checkpoint_pattern is None else resume.newest_by_pattern(template.checkpoint_pattern)
+
+    def _stop(self, stop: decisions.Stop) -> None:
+        self._order(
+            agent.StopAttempt(
+                attempt=stop.attempt,
+                grace_s=stop.grace_s,
+                evidence=stop.evidence,
+                incident=stop.incident,
+                evidence_folder=str(self._folder.incident(stop.incident)),
+                evidence_limit_s=self._policy.evidence_s,
+            )
+        )
+
+    def _diagnose(self, diagnose: decisions.Diagnose, state: RunState) -> events.Diagnosed:
+        verdict = inquest.hold(
+            attempt_folder=self._folder.attempt(diagnose.attempt),
+            incident_folder=self._folder.incident(diagnose.incident),
+            failure=state.failure,
+            exits=self._exits(),
+        )
+        if self._uri is None:
+            known, newest = None, 0
+        else:
+            known = fences.committed(self._uri)
+            newest = fences.newest_attempt(self._uri, self._folder.path)
+        self._orders.forget(diagnose.attempt)
+        return events.Diagnosed(time.time(), diagnose.attempt, verdict, known, newest, random.random())
+
+    def _release(self) -> None:
+        allocation = self._scheduler.find(self._allocation.run)
+        for node in () if allocation is None else allocation.nodes:
+            self._orders.put(node, agent.Leave())

@@ -1,0 +1,306 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the agents' reports to the core's events: the detectors live here, between many small facts and few that matter.
+
+No clock and no I/O: times come with the reports and the polls. The core hears of a step once in a while, and always
+right before a failure, so that the journal stays small and still tells how far an attempt came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from supervisor.agent import api as agent
+from supervisor.controller import checkpoint_facts
+from supervisor.controller.api import LiveNumbers
+from supervisor.controller.throughput import Throughput
+from supervisor.core.api import FailureKind, Phase, RunState, Severity, events
+from supervisor.detection import api as detection
+
+SAMPLE_S = 10.0
+"""A step is told to the core at most so often, apart from the first and the one before a failure."""
+WELL_S = 60.0
+"""Without a new step (a long evaluation) the core is told so often that the attempt is well."""
+SETTLED_S = 10.0
+"""A script that reports no steps counts as training once it has lived so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A line for a person that changes no state."""
+
+    severity: Severity
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class UriLearned:
+    """Where the ranks keep their checkpoints."""
+
+    uri: str
+
+
+@dataclass(frozen=True, slots=True)
+class HealthChanged:
+    """Whether the loss is clean now; the ranks write it into their checkpoints."""
+
+    healthy: bool
+
+
+Noticed: TypeAlias = events.Event | Told | UriLearned | HealthChanged
+
+
+@dataclass(slots=True)
+class AttemptSeen:
+    """What the reports have said of one attempt so far."""
+
+    attempt: int
+    began_at: float | None = None
+    begun: set[str] = field(default_factory=set)
+    ranks: dict[int, tuple[str, agent.RankStatus]] = field(default_factory=dict)
+    exits: dict[int, tuple[str, agent.RankExit]] = field(default_factory=dict)
+    ended: dict[str, agent.AttemptEnded] = field(default_factory=dict)
+    steps_from: str | None = None
+    source: str | None = None
+    last: agent.StepRow | None = None
+    durations: list[float] = field(default_factory=list)
+    sampled_step: int | None = None
+    sampled_at: float = 0.0
+    told_hang: int | None = -1
+    imported: bool = False
+    silent: bool = False
+    """The detectors call the attempt hung at the newest poll."""
+
+    @property
+    def is_instrumented(self) -> bool:
+        return any(status.instrumented for _, status in self.ranks.values())
+
+
+class Monitor:
+    """Fed by one thread; `nodes` is how many agents an attempt has."""
+
+    def __init__(self, policy: detection.HangPolicy, nodes: int) -> None:
+        self._nodes = nodes
+        self._hang = detection.HangState(policy)
+        self._spike = detection.SpikeState()
+        self._seen = AttemptSeen(0)
+        self._health: bool | None = None
+        self._throughput = Throughput()
+        self._stall_s: float | None = None
+
+    @property
+    def exits(self) -> tuple[tuple[str, agent.RankExit], ...]:
+        """Node and exit of every rank of the newest attempt that is gone."""
+        return tuple(self._seen.exits.values())
+
+    @property
+    def last_row(self) -> agent.StepRow | None:
+        return self._seen.last
+
+    def warm(self, losses: Iterator[detection.LossSample]) -> None:
+        """Give the loss detector back what an earlier controller had seen."""
+        self._spike = detection.warm(self._spike, losses)
+
+    def adopt(self, attempt: int, step: int | None, at: float) -> None:
+        """Go on with an attempt that an earlier controller launched."""
+        self._seen = AttemptSeen(attempt, began_at=at, sampled_step=step, sampled_at=at)
+
+    def take(self, node: str, report: agent.Report, at: float) -> list[Noticed]:
+        """What a report means; one of an older attempt means nothing."""
+        if report.attempt < self._seen.attempt:
+            return []
+        if report.attempt > self._seen.attempt:
+            self._begin(report.attempt)
+        return list(self._take(node, report, at))
+
+    def _begin(self, attempt: int) -> None:
+        self._seen = AttemptSeen(attempt)
+        self._hang = detection.relaunched(self._hang)
+        self._health = None
+        self._throughput = Throughput()
+
+    def _take(self, node: str, report: agent.Report, at: float) -> Iterator[Noticed]:
+        match report:
+            case agent.AttemptBegan():
+                yield from self._on_began(node, report, at)
+            case agent.LaunchRefused():
+                yield events.LaunchFailed(at, report.attempt, f"{node}: {report.message}", permanent=True)
+            case agent.StepsSeen():
+                yield from self._on_steps(node, report, at)
+            case agent.RanksPolled():
+                yield from self._on_ranks(node, report)
+            case agent.RankExited():
+                yield from self._on_rank_exited(node, report, at)
+            case agent.AttemptEnded():
+                yield from self._on_ended(node, report, at)
+            case agent.CheckpointFact():
+                yield from self._on_checkpoint(report, at)
+            case agent.EvidenceKept():
+                text = f"evidence of incident {report.incident}: {len(report.files)} files"
+                yield Told(Severity.NOTE, "; ".join((text, *report.notes)))
+
+    def _on_began(self, node: str, report: agent.AttemptBegan, at: float) -> Iterator[Noticed]:
+        seen = self._seen
+        seen.begun.add(node)
+        seen.began_at = at if seen.began_at is None else seen.began_at
+        for text in report.notes:
+            yield Told(Severity.NOTE, text)
+        if len(seen.begun) == self._nodes:
+            yield events.AttemptStarted(report.at, report.attempt, tuple(sorted(seen.begun)))
+
+    def _on_steps(self, node: str, report: agent.StepsSeen, at: float) -> Iterator[Noticed]:
+        seen = self._seen
+        if seen.steps_from is None:
+            seen.steps_from, seen.source = node, report.source
+        if node != seen.steps_from:
+            return
+        for row in report.rows:
+            if seen.last is not None:
+                if row.step <= seen.last.step:
+                    continue
+                seen.durations.append((row.at - seen.last.at) / (row.step - seen.last.step))
+            seen.last = row
+            self._throughput.add(row, len(seen.ranks))
+            yield from self._judge_loss(row, at)
+        first = seen.sampled_step is None and seen.last is not None
+        due = at - seen.sampled_at >= SAMPLE_S and not seen.silent
+        if first or due:
+            yield from self._sample(at)
+
+    def _judge_loss(self, row: agent.StepRow, at: float) -> Iterator[Noticed]:
+        sample = detection.LossSample(row.step, row.loss, row.position, row.grad_norm)
+        self._spike, said = detection.observe_loss(self._spike, sample)
+        health = detection.healthy(self._spike)
+        if health is not None and health != self._health:
+            self._health = health
+            yield HealthChanged(health)
+        if not isinstance(said, detection.SpikeVerdict):
+            return
+        yield from self._sample(at)
+        onset = said.onset_step if said.onset_position is None else said.onset_position
+        last = said.last_step if said.last_position is None else said.last_position
+        kind = FailureKind.NAN if said.kind is detection.SpikeKind.NAN else FailureKind.SPIKE
+        yield events.LossSpiked(at, self._seen.attempt, kind, said.onset_step, onset, last, row.at, said.why)
+
+    def _on_ranks(self, node: str, report: agent.RanksPolled) -> Iterator[Noticed]:
+        seen = self._seen
+        for status in report.ranks:
+            seen.ranks[status.rank] = (node, status)
+        if not seen.imported and seen.ranks and all(s.instrumented for _, s in seen.ranks.values()):
+            seen.imported = True
+            yield events.RanksImported(report.at, report.attempt)
+
+    def _on_rank_exited(self, node: str, report: agent.RankExited, at: float) -> Iterator[Noticed]:
+        rank_exit = report.exit
+        self._seen.exits[rank_exit.rank] = (node, rank_exit)
+        if rank_exit.finished or rank_exit.by_us or rank_exit.exit_code in (0, None):
+            return
+        yield from self._sample(at)
+        yield events.RankFailed(at, report.attempt, rank_exit.rank, node, rank_exit.exit_code, rank_exit.at)
+
+    def _on_ended(self, node: str, report: agent.AttemptEnded, at: float) -> Iterator[Noticed]:
+        seen = self._seen
+        seen.ended[node] = report
+        for rank_exit in report.ranks:
+            seen.exits[rank_exit.rank] = (node, rank_exit)
+        if len(seen.ended) < self._nodes:
+            return
+        yield from self._sample(at)
+        ends = seen.ended.values()
+        codes = sorted({end.exit_code for end in ends if end.exit_code}, key=abs)
+        clean = bool(seen.exits) and all(rank_exit.finished for _, rank_exit in seen.exits.values())
+        unstopped = not any(end.by_us for end in ends)
+        succeeded = unstopped and (clean or all(end.exit_code == 0 for end in ends))
+        detail = "" if succeeded or not unstopped else f"the launcher ended with {codes or 'an unreadable exit code'}"
+        if clean and codes:
+            yield Told(Severity.NOTE, f"every rank had finished before it ended with {codes}; this is no failure")
+        yield events.AttemptEnded(at, report.attempt, succeeded, codes[0] if codes else None, detail)
+
+    def _on_checkpoint(self, report: agent.CheckpointFact, at: float) -> Iterator[Noticed]:
+        fact = report.fact
+        if fact.get("event") == "opened":
+            yield UriLearned(str(fact.get("uri")))
+            return
+        if fact.get("event") in ("committed", "stalled") and isinstance(fact.get("stall_s"), float):
+            self._stall_s = fact["stall_s"]
+        event = checkpoint_facts.event_of(fact, report.attempt, at)
+        if isinstance(event, events.AttemptRestored):
+            self._spike = detection.rewound(self._spike, event.step or 0)
+        if event is not None:
+            yield event
+        complaint = checkpoint_facts.complaint_of(fact)
+        if complaint is not None:
+            yield Told(Severity.WARNING, complaint)
+
+    def poll(self, state: RunState, at: float) -> list[Noticed]:
+        """Called about once a second while an attempt is alive."""
+        seen = self._seen
+        if state.phase not in (Phase.LAUNCHING, Phase.TRAINING) or seen.attempt != state.attempt or not seen.ranks:
+            return list(self._settle(state, at))
+        sample = detection.ProgressSample(at, self._progress(), tuple(seen.durations))
+        seen.durations.clear()
+        self._hang, verdict = detection.observe_progress(self._hang, sample)
+        seen.silent = verdict is not None
+        if verdict is None:
+            return list(self._settle(state, at))
+        if seen.told_hang == verdict.step:
+            return []
+        seen.told_hang = verdict.step
+        suspects = tuple(dict.fromkeys(seen.ranks[rank][0] for rank in verdict.culprits)) if verdict.is_clear else ()
+        culprits = ", ".join(str(rank) for rank in verdict.culprits[:4])
+        detail = f"{verdict.why}; most suspicious ranks: {culprits}"
+        found = events.HangFound(at, seen.attempt, verdict.step, at - verdict.silent_s, detail, suspects)
+        return [*self._sample(at), found]
+
+    def _settle(self, state: RunState, at: float) -> Iterator[Noticed]:
+        """Tell the core that the attempt is well when nothing else has for a while."""
+        seen = self._seen
+        if seen.attempt != state.attempt or seen.silent or seen.began_at is None:
+            return
+        if state.phase is Phase.TRAINING and at - seen.sampled_at >= WELL_S and seen.ranks:
+            seen.sampled_at = at
+            yield events.ProgressSampled(at, seen.attempt, None if seen.last is None else seen.last.step)
+        quiet = not seen.is_instrumented and seen.last is None
+        if state.phase is Phase.LAUNCHING and quiet and seen.ranks and at - seen.began_at >= SETTLED_S:
+            seen.sampled_at = at
+            yield events.ProgressSampled(at, seen.attempt, None)
+
+    def _progress(self) -> tuple[detection.RankProgress, ...]:
+        seen = self._seen
+        return tuple(
+            detection.RankProgress(
+                rank,
+                node,
+                status.step if status.instrumented else None,
+                status.idle_s,
+                status.phase,
+                status.phase_s,
+                status.alive,
+                status.process_state,
+            )
+            for rank, (node, status) in sorted(seen.ranks.items())
+            if rank not in seen.exits or seen.exits[rank][1].exit_code not in (0, None)
+        )
+
+    def _sample(self, at: float) -> Iterator[Noticed]:
+        seen = self._seen
+        if seen.last is None or (seen.sampled_step is not None and seen.last.step <= seen.sampled_step):
+            return
+        seen.sampled_step, seen.sampled_at = seen.last.step, at
+        position = None if seen.last.position is None else seen.last.position + 1
+        yield events.ProgressSampled(seen.last.at, seen.attempt, seen.last.step, position)
+
+    def numbers(self) -> LiveNumbers:
+        seen = self._seen
+        pauses = sorted({s.phase for _, s in seen.ranks.values() if s.phase is not None})
+        last = seen.last
+        return LiveNumbers(
+            loss=None if last is None else last.loss,
+            tokens_per_s=self._throughput.tokens_per_s,
+            step=None if last is None else last.step,
+            step_s=self._throughput.step_s,
+            pause=", ".join(pauses) or None,
+            hang_deadline_s=detection.learned_deadline(self._hang) if seen.ranks else None,
+            checkpoint_stall_s=self._stall_s,
+        )

@@ -1,0 +1,310 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop around the core: observe, advance, journal, then hand the decisions on.
+
+One thread owns the state and one queue feeds it, so there are no locks. A decision runs only after its event is on
+disk, and an agent's report is acknowledged only after what it meant is on disk, so a controller that dies at any moment
+loses nothing. Effects run on a worker thread and are repeated until their event arrives; a bug in here ends the
+process, never the training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from supervisor.agent import api as agent
+from supervisor.controller.api import JournalRecord, RunView
+from supervisor.controller.journal import Journal, JournalFullError
+from supervisor.controller.monitor import HealthChanged, Monitor, Noticed, Told, UriLearned
+from supervisor.controller.steps_file import StepsFile
+from supervisor.core.accounting import Ledger
+from supervisor.core.api import (
+    LIVE_PHASES,
+    Outcome,
+    Phase,
+    Policy,
+    RunState,
+    Severity,
+    advance,
+    decisions,
+    encode,
+    events,
+    outstanding,
+)
+
+TICK_S = 1.0
+REPEAT_S = 10.0
+"""A decision whose event has not arrived is carried out again after so long."""
+ACKNOWLEDGE_S = 30.0
+
+
+class Effects(Protocol):
+    """The outside world. Calls come from one worker thread; an event that is returned goes back to the core."""
+
+    def carry_out(self, decision: decisions.Decision, state: RunState) -> events.Event | None: ...
+
+    def learn_uri(self, uri: str) -> None:
+        """Where the run's checkpoints are."""
+
+    def mark_health(self, state: RunState, healthy: bool) -> None: ...
+
+    def look_after_agents(self) -> None:
+        """Start again agents that are gone; called seldom."""
+
+
+class Display(Protocol):
+    def told(self, at: float, severity: Severity, text: str, incident: int) -> None: ...
+
+    def progress(self, view: RunView) -> None: ...
+
+
+@dataclass(slots=True)
+class Reported:
+    """A batch of reports and the thread that waits until it is on disk."""
+
+    node: str
+    sender: str
+    sequence: int
+    reports: tuple[agent.Report, ...]
+    done: threading.Event = field(default_factory=threading.Event)
+
+
+@dataclass(slots=True)
+class Ordered:
+    """A person's order; `answer` holds what the core said to it."""
+
+    order: events.OrderGiven
+    answer: queue.Queue[list[str]] = field(default_factory=lambda: queue.Queue(1))
+
+
+@dataclass(frozen=True, slots=True)
+class EffectDone:
+    decision: decisions.Decision
+    event: events.Event | None
+    error: str | None
+
+
+class Shell:
+    """Runs one run to its end. `state` comes from the journal; None for a run that is yet to be submitted."""
+
+    def __init__(
+        self,
+        *,
+        state: RunState | None,
+        policy: Policy,
+        ledger: Ledger,
+        journal: Journal,
+        monitor: Monitor,
+        effects: Effects,
+        display: Display,
+        steps: StepsFile,
+        folder: str,
+        controller: str,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._state = state
+        self._policy = policy
+        self._ledger = ledger
+        self._journal = journal
+        self._monitor = monitor
+        self._effects = effects
+        self._display = display
+        self._steps = steps
+        self._folder = folder
+        self._controller = controller
+        self._clock = clock
+        self._inbox: queue.Queue[Reported | Ordered | EffectDone | events.Event] = queue.Queue()
+        self._work: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._busy: set[decisions.Decision] = set()
+        self._asked_at: dict[decisions.Decision, float] = {}
+        self._complaints: dict[str, str] = {}
+        self._sequences: dict[str, int] = {}
+        self._worker = threading.Thread(target=self._carry_out_all, daemon=True, name="effects")
+
+    @property
+    def state(self) -> RunState:
+        """Of the run; there is one as soon as `run` has taken its first event."""
+        if self._state is None:
+            raise ValueError("the run has not been submitted yet; try again")
+        return self._state
+
+    def put(self, event: events.Event) -> None:
+        """From any thread or signal handler."""
+        self._inbox.put(event)
+
+    def take_reports(self, node: str, batch: agent.ReportBatch, reports: tuple[agent.Report, ...]) -> None:
+        reported = Reported(node, batch.agent, batch.sequence, reports)
+        self._inbox.put(reported)
+        if not reported.done.wait(ACKNOWLEDGE_S):
+            raise ValueError("the controller is busy; send the reports again")
+
+    def take_order(self, raw: dict[str, Any]) -> dict[str, Any]:
+        ordered = Ordered(_decode_order(raw, self._clock()))
+        self._inbox.put(ordered)
+        try:
+            return {"answer": ordered.answer.get(timeout=ACKNOWLEDGE_S)}
+        except queue.Empty:
+            raise ValueError("the controller is busy; ask `supervisor status` whether the order arrived") from None
+
+    def view(self) -> dict[str, Any]:
+        encoded: dict[str, Any] = encode(self.make_view(self._clock()))
+        return encoded
+
+    def make_view(self, at: float) -> RunView:
+        account = self._ledger.account(at)
+        return RunView(
+            at=at,
+            state=self.state,
+            numbers=self._monitor.numbers(),
+            ettr=account.ettr,
+            mttr_s=account.mttr_s,
+            incidents=len(account.incidents),
+            interventions=account.interventions,
+            controller=self._controller,
+            folder=self._folder,
+        )
+
+    def run(self, first: Iterable[events.Event]) -> Outcome:
+        """Feed `first`, then everything that comes, until the run is over."""
+        self._worker.start()
+        for event in first:
+            self._advance(event)
+        self._repeat_outstanding(self._clock())
+        next_tick = self._clock()
+        while not self.state.is_final:
+            wait_s = max(0.0, min(TICK_S, next_tick - self._clock()))
+            with contextlib.suppress(queue.Empty):
+                self._take(self._inbox.get(timeout=wait_s))
+            now = self._clock()
+            if now >= next_tick:
+                next_tick = now + TICK_S
+                self._tick(now)
+        self._work.put(None)
+        self._worker.join(ACKNOWLEDGE_S)
+        assert self.state.outcome is not None
+        return self.state.outcome
+
+    def _take(self, item: Reported | Ordered | EffectDone | events.Event) -> None:
+        match item:
+            case Reported():
+                self._on_reported(item)
+            case Ordered():
+                said = self._advance(item.order)
+                item.answer.put([d.text for d in said if isinstance(d, decisions.Notify)])
+            case EffectDone():
+                self._on_effect_done(item)
+            case _:
+                self._advance(item)
+
+    def _on_reported(self, batch: Reported) -> None:
+        """A batch that an agent sent twice, since the first answer was late, counts once."""
+        if batch.sequence > self._sequences.get(batch.sender, -1):
+            for report in batch.reports:
+                if isinstance(report, agent.StepsSeen):
+                    self._steps.append(report.attempt, report.rows)
+                self._notice(self._monitor.take(batch.node, report, self._clock()))
+            self._sequences[batch.sender] = batch.sequence
+        batch.done.set()
+
+    def _notice(self, noticed: Iterable[Noticed]) -> None:
+        for item in noticed:
+            match item:
+                case Told():
+                    self._display.told(self._clock(), item.severity, item.text, 0)
+                case UriLearned():
+                    self._work.put(lambda uri=item.uri: self._effects.learn_uri(uri))  # type: ignore[misc]
+                case HealthChanged():
+                    state, healthy = self.state, item.healthy
+                    self._work.put(lambda s=state, h=healthy: self._effects.mark_health(s, h))  # type: ignore[misc]
+                case _:
+                    self._advance(item)
+
+    def _advance(self, event: events.Event) -> tuple[decisions.Decision, ...]:
+        """One event: nothing of it counts before it is on disk."""
+        before = self._state
+        after, made = advance(before, event, self._policy)
+        if after == before and not made:
+            return made
+        self._write(JournalRecord(event.at, event, made))
+        self._state = after
+        self._ledger.observe(before, event, after, made)
+        for decision in made:
+            if isinstance(decision, decisions.Notify):
+                self._display.told(event.at, decision.severity, decision.text, decision.incident)
+            else:
+                self._ask(decision)
+        return made
+
+    def _write(self, record: JournalRecord) -> None:
+        """A full disk stops the controller from acting, never the training: it waits here until the line is on disk."""
+        told = False
+        while True:
+            try:
+                self._journal.append(record)
+            except JournalFullError as error:
+                if not told:
+                    text = f"{error}; nothing is decided until it can be; training goes on"
+                    self._display.told(self._clock(), Severity.URGENT, text, 0)
+                told = True
+                time.sleep(TICK_S)
+            else:
+                return
+
+    def _tick(self, now: float) -> None:
+        self._notice(self._monitor.poll(self.state, now))
+        if now >= self.state.deadline:
+            self._advance(events.TimePassed(now))
+        self._repeat_outstanding(now)
+        if self.state.phase in LIVE_PHASES or self.state.phase is Phase.WAITING:
+            self._display.progress(self.make_view(now))
+
+    def _repeat_outstanding(self, now: float) -> None:
+        for decision in outstanding(self.state):
+            if now - self._asked_at.get(decision, 0.0) >= REPEAT_S:
+                self._ask(decision)
+
+    def _ask(self, decision: decisions.Decision) -> None:
+        if decision in self._busy:
+            return
+        self._busy.add(decision)
+        self._asked_at[decision] = self._clock()
+        state = self.state
+        self._work.put(lambda: self._carry_out(decision, state))
+
+    def _carry_out_all(self) -> None:
+        while True:
+            try:
+                work = self._work.get(timeout=REPEAT_S)
+            except queue.Empty:
+                work = self._effects.look_after_agents
+            if work is None:
+                return
+            work()
+
+    def _carry_out(self, decision: decisions.Decision, state: RunState) -> None:
+        """The one place where an effect may fail with anything: it is told, and tried again until its phase ends."""
+        try:
+            event, error = self._effects.carry_out(decision, state), None
+        except Exception as failure:  # noqa: BLE001  (effects: whatever a scheduler, store or disk comes up with)
+            event, error = None, f"{type(decision).__name__.lower()} failed: {failure}; it is tried again"
+        self._inbox.put(EffectDone(decision, event, error))
+
+    def _on_effect_done(self, done: EffectDone) -> None:
+        self._busy.discard(done.decision)
+        kind = type(done.decision).__name__
+        if done.error is not None and self._complaints.get(kind) != done.error:
+            self._display.told(self._clock(), Severity.WARNING, done.error, self.state.incident)
+        self._complaints[kind] = done.error or ""
+        if done.event is not None:
+            self._advance(done.event)
+
+
+def _decode_order(raw: dict[str, Any], at: float) -> events.OrderGiven:
+    from supervisor.core.api import decode
+
+    return decode(events.OrderGiven, {**raw, "at": at})

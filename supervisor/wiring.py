@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Puts the parts together: the only place that knows which scheduler, journal, display and detectors a run gets."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from schedulers.api import AllocationSpec, NodeState
+from schedulers.registry import open_scheduler
+from supervisor.config import Settings
+from supervisor.controller import fences
+from supervisor.controller.api import ControllerError, JournalRecord
+from supervisor.controller.display import display_for
+from supervisor.controller.effects import AttemptTemplate, RunEffects
+from supervisor.controller.journal import Journal
+from supervisor.controller.monitor import Monitor
+from supervisor.controller.output_follower import OutputFollower
+from supervisor.controller.port import ControllerPort, OrderQueues
+from supervisor.controller.run_folder import RunFolder, RunLock
+from supervisor.controller.shell import Shell
+from supervisor.controller.steps_file import StepsFile, read_steps
+from supervisor.core.api import Mode, Outcome, events
+from supervisor.detection.api import LossSample
+from supervisor.inspection import replayed
+
+LEAVE_S = 10.0
+"""For agents to end by themselves once the run is over."""
+
+
+def run(settings: Settings, command: tuple[str, ...]) -> int:
+    """Supervise `command` until the run is over; the exit code says how it ended. Raises ControllerError."""
+    return _supervise(settings, command, attach_to=None)
+
+
+def attach(settings: Settings, target: str) -> int:
+    """Watch a launch that somebody else started, by the pid of its launcher; nothing of it is changed."""
+    if not target.isdigit():
+        raise ControllerError(f"cannot attach to {target!r}: on this machine a launch is named by its process id")
+    if settings.policy.mode is Mode.ACT:
+        raise ControllerError("an attached launch can only be observed or advised: use --mode observe or advise")
+    return _supervise(settings, _command_of(int(target)), attach_to=int(target))
+
+
+def _command_of(pid: int) -> tuple[str, ...]:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+    except OSError:
+        raise ControllerError(f"no process {pid} can be read here; name the pid of a running launcher") from None
+    return tuple(word.decode(errors="replace") for word in words)
+
+
+def _supervise(settings: Settings, command: tuple[str, ...], attach_to: int | None) -> int:
+    folder = RunFolder(settings.run.folder)
+    folder.make()
+    lock = RunLock(folder)
+    try:
+        return _Controller(settings, folder, command, attach_to).until_over().exit_code
+    finally:
+        lock.release()
+
+
+class _Controller:
+    """One controller process of one run, from the lock to the outcome."""
+
+    def __init__(self, settings: Settings, folder: RunFolder, command: tuple[str, ...], attach_to: int | None) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._command = command
+        self._attach_to = attach_to
+        self._policy = replace(settings.policy, spare_nodes=settings.run.spares)
+        self._scheduler = open_scheduler(settings.run.scheduler, folder.path)
+        self._display = display_for(sys.stdout, os.environ, name_ranks=settings.launch.output == "all")
+
+    def until_over(self) -> Outcome:
+        now = time.time()
+        state, ledger = replayed(self._folder)
+        adopted = state is not None and not state.is_final
+        uri = self._described(adopted=adopted)
+        journal = Journal(self._folder.journal)
+        journal.append(JournalRecord(now, policy=self._policy))
+        monitor = Monitor(self._settings.detection.hang, self._settings.run.nodes)
+        monitor.warm(
+            LossSample(row.step, row.loss, row.position, row.grad_norm) for row in read_steps(self._folder.steps)
+        )
+        first: events.Event = events.ControllerReturned(now)
+        if state is None or not adopted:
+            first = self._submission(now, uri)
+        else:
+            monitor.adopt(state.attempt, state.step, now)
+        orders = OrderQueues()
+        shell = Shell(
+            state=state,
+            policy=self._policy,
+            ledger=ledger,
+            journal=journal,
+            monitor=monitor,
+            effects=self._effects(orders, monitor, uri),
+            display=self._display,
+            steps=StepsFile(self._folder.steps),
+            folder=str(self._folder.path),
+            controller=f"pid {os.getpid()} on {socket.gethostname()}",
+        )
+        port = ControllerPort(self._folder, orders, shell)
+        port.start()
+        with self._following(shell, adopted=adopted), _signals(shell.put):
+            outcome = shell.run([first])
+        self._see_agents_out()
+        port.close()
+        journal.close()
+        self._display.close()
+        return outcome
+
+    def _described(self, *, adopted: bool) -> str | None:
+        """Keep run.json, and return where the checkpoints are, as far as anybody has said."""
+        known = self._folder.read_description()
+        command = list(self._command)
+        if adopted and known.get("command") not in (None, command):
+            raise ControllerError(
+                f"run {self._settings.run.name} is still running another command "
+                f"({shlex.join(known['command'])}); give that one to take it over, or choose another --name"
+            )
+        uri = self._settings.checkpoint.uri or known.get("checkpoint_uri")
+        described = {"name": self._settings.run.name, "command": command, "working_folder": str(Path.cwd())}
+        described["scheduler"] = self._settings.run.scheduler
+        self._folder.write_description({**known, **described, "checkpoint_uri": uri})
+        return uri
+
+    def _submission(self, now: float, uri: str | None) -> events.RunSubmitted:
+        return events.RunSubmitted(
+            at=now,
+            run=self._settings.run.name,
+            nodes=self._settings.run.nodes,
+            newest_attempt=fences.newest_attempt(uri, self._folder.path),
+            attached=self._attach_to is not None,
+        )
+
+    def _effects(self, orders: OrderQueues, monitor: Monitor, uri: str | None) -> RunEffects:
+        settings = self._settings
+        template = AttemptTemplate(
+            command=self._command,
+            working_folder=str(Path.cwd()),
+            environment=settings.environment,
+            warm=settings.launch.warm,
+            log_limit_bytes=settings.launch.log_limit_bytes,
+            step_pattern=settings.detection.step_pattern,
+            report_interval_s=settings.launch.report_interval_s,
+            resume_argument=settings.checkpoint.resume_argument,
+            checkpoint_pattern=settings.checkpoint.pattern,
+        )
+        return RunEffects(
+            folder=self._folder,
+            scheduler=self._scheduler,
+            allocation=self._allocation(),
+            orders=orders,
+            template=template,
+            policy=self._policy,
+            uri=uri,
+            exits=lambda: monitor.exits,
+        )
+
+    def _allocation(self) -> AllocationSpec:
+        command = (sys.executable, "-m", "supervisor.agent", "--run-folder", str(self._folder.path))
+        attached = () if self._attach_to is None else ("--attach", str(self._attach_to))
+        return AllocationSpec(
+            run=self._settings.run.name,
+            nodes=self._settings.run.nodes,
+            agent_command=(*command, "--run", self._settings.run.name, "--node", "{node}", *attached),
+            working_folder=str(Path.cwd()),
+            log_folder=str(self._folder.agents),
+        )
+
+    @contextlib.contextmanager
+    def _following(self, shell: Shell, *, adopted: bool) -> Iterator[None]:
+        """Show the ranks' output meanwhile, when that is wanted and their files are on this machine."""
+        which = self._settings.launch.output
+        if which == "none" or self._settings.run.scheduler != "local" or self._attach_to is not None:
+            yield
+            return
+        follower = OutputFollower(lambda: self._folder.attempt(shell.state.attempt), self._display.output, which)
+        if adopted:
+            follower.skip_present()
+        follower.start()
+        try:
+            yield
+        finally:
+            follower.close()
+
+    def _see_agents_out(self) -> None:
+        """Agents end by themselves when they are told that the run is over; what does not is ended."""
+        allocation = self._scheduler.find(self._settings.run.name)
+        if allocation is None:
+            return
+        deadline = time.monotonic() + LEAVE_S
+        while any(s.state is NodeState.RUNNING for s in self._scheduler.status(allocation)):
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.05)
+        self._scheduler.cancel(allocation)
+
+
+@contextlib.contextmanager
+def _signals(put: Callable[[events.Event], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT stop the run politely, the second one at once; a closed terminal only ends the display."""
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        put(events.StopSignalled(time.time(), signal.Signals(number).name))
+
+    before = {number: signal.signal(number, on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    before[signal.SIGHUP] = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
