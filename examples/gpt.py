@@ -42,7 +42,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
     add("--dropout", type=float, default=0.1)
     add("--batch", type=int, default=8, help="sequences a step, over all ranks")
     add("--context", type=int, default=64, help="bytes a sequence")
-    add("--lr", type=float, default=2e-3, help="learning rate after the warm-up")
+    add("--lr", type=float, default=1e-3, help="learning rate after the warm-up")
     add("--warm-up", type=int, default=20, help="steps until the learning rate is reached")
     add("--evaluate-every", type=int, default=100, help="steps")
     add("--digest", type=Path, help="file for the SHA-256 of the final weights")
