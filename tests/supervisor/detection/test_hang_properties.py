@@ -51,7 +51,7 @@ def replayed(
     return seen
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(traces)
 def test_no_verdict_while_a_running_rank_is_inside_a_pause_within_its_deadline(
     trace: list[tuple[float, tuple[RankProgress, ...], tuple[float, ...]]],
@@ -68,7 +68,7 @@ def test_no_verdict_while_a_running_rank_is_inside_a_pause_within_its_deadline(
         assert verdict is None or not excuses
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(traces)
 def test_deadline_stays_between_floor_and_cap_once_steps_are_done(
     trace: list[tuple[float, tuple[RankProgress, ...], tuple[float, ...]]],
@@ -78,7 +78,7 @@ def test_deadline_stays_between_floor_and_cap_once_steps_are_done(
             assert state.policy.floor_s <= learned_deadline(state) <= state.policy.cap_s
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(traces)
 def test_verdict_has_waited_longer_than_its_deadline_and_names_listed_ranks(
     trace: list[tuple[float, tuple[RankProgress, ...], tuple[float, ...]]],
