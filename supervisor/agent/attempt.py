@@ -1,0 +1,365 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One attempt on this node, from the start of its launcher until launcher and ranks are gone.
+
+Used by the agent's loop alone. An attempt looks the same to it whether this agent started it or adopted it: everything
+that matters is in the record, in /proc and in the rank folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from supervisor.agent import evidence, facts, launch, processes, record, torchrun_command
+from supervisor.agent.api import (
+    AttemptBegan,
+    AttemptEnded,
+    CheckpointFact,
+    EvidenceKept,
+    FinishAttempt,
+    KeepEvidence,
+    RankExit,
+    RankExited,
+    RanksPolled,
+    Report,
+    StepsSeen,
+    StopAttempt,
+)
+from supervisor.agent.exits import ExitWatch
+from supervisor.agent.processes import ProcessId
+from supervisor.agent.record import AttemptRecord, KnownRank
+from supervisor.agent.rotation import Rotation
+from supervisor.agent.stopping import Stopping
+from supervisor.agent.watching import RankWatch
+from supervisor.training.control import ControlError, ControlPage
+
+_log = logging.getLogger(__name__)
+
+CONTROL_FILE = "control"
+_START_LOOK_S = 0.1
+_START_LASTS_S = 60.0
+_LOOK_S = 10.0
+_ORPHANS_S = 1.0
+"""From the launcher's death until ranks that outlived it are ended: alone they can neither finish nor restart."""
+_ORPHAN_GRACE_S = 5.0
+_AFTER_FINISH_GRACE_S = 3.0
+_FIRST_ROWS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """What an attempt gets from the agent: where its record is, who watches exits, and where reports go."""
+
+    record_path: Path
+    watch: ExitWatch
+    tell: Callable[[Report], None]
+    tell_at_once: Callable[[Report], None]
+
+
+class Attempt:
+    """Begin with `resume` once the record names the launcher."""
+
+    def __init__(self, site: Site, written: AttemptRecord) -> None:
+        self.record = written
+        self._site = site
+        self._rank_folder = Path(written.rank_folder)
+        self._command = torchrun_command.parse(written.spec.command)
+        self._ranks = RankWatch(
+            written.spec,
+            written.attempt,
+            self._rank_folder,
+            written.launcher,
+            is_torchrun=self._command is not None,
+        )
+        self._facts = facts.FactReader(self._rank_folder)
+        self._rotation = Rotation(Path(written.spec.attempt_folder), written.spec.log_limit_bytes)
+        self._living: dict[ProcessId, KnownRank] = {}
+        self._began = time.monotonic()
+        self._look_at = self._poll_at = self._began
+        self._rows_told = 0
+        self._launcher_gone_at: float | None = None
+        self._stopping: Stopping | None = None
+        self._finish_until: float | None = None
+        self._stop_after_evidence: StopAttempt | None = None
+        self._evidence: threading.Thread | None = None
+        self._evidence_taken: set[int] = set()
+        self._signalled: set[ProcessId] = set()
+        self._stuck_told: set[ProcessId] = set()
+
+    @property
+    def is_over(self) -> bool:
+        return self.record.is_over
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the first steps are done, or it has run long without any to be seen."""
+        return self._rows_told >= _FIRST_ROWS or time.monotonic() > self._began + _START_LASTS_S
+
+    def resume(self) -> None:
+        """Watch what the record names, and tell that the attempt runs."""
+        self.tell_begin()
+        written = self.record
+        for process in (written.wrapper, written.launcher):
+            if process is not None:
+                self._site.watch.add(process)
+        ended = {each.pid for each in written.exits}
+        for known in written.ranks:
+            self._ranks.known[known.process] = known
+            if known.process.pid not in ended:
+                self._living[known.process] = known
+                self._site.watch.add(known.process)
+        if written.ordered_to_end:
+            self._stopping = Stopping(time.monotonic() + _ORPHAN_GRACE_S)
+
+    def tell_begin(self) -> None:
+        written = self.record
+        pid = written.launcher.pid if written.launcher is not None else 0
+        self._site.tell_at_once(
+            AttemptBegan(written.attempt, written.began_at, pid, warm=written.warm, notes=written.notes)
+        )
+
+    def on_exit(self, process: ProcessId) -> None:
+        """A process that `resume` or a look had watched is gone."""
+        known = self._living.pop(process, None)
+        if known is not None:
+            self._on_rank_exit(known)
+        if process == self.record.launcher:
+            self._launcher_gone_at = time.monotonic()
+        if process != self.record.wrapper:
+            # An orphan that we adopted stays a zombie until it is waited for.
+            processes.reap(process.pid)
+
+    def tick(self, now: float) -> float:
+        """Do what is due; when to be called again on the monotonic clock."""
+        is_starting = now < self._began + _START_LASTS_S and not self._ranks.is_settled
+        if now >= self._look_at:
+            self._look()
+            self._look_at = now + (_START_LOOK_S if is_starting else _LOOK_S)
+        if is_starting:
+            self._tell_steps()
+        if now >= self._poll_at:
+            self._poll()
+            self._poll_at = now + self.record.spec.report_interval_s
+        wake_at = min(self._look_at, self._poll_at)
+        self._check_limits(now)
+        if self._stopping is not None:
+            wake_at = min(wake_at, self._stop_step(self._stopping, now))
+        self._check_end()
+        return wake_at
+
+    def stop(self, order: StopAttempt) -> None:
+        """End every process; a second order may only make the grace shorter."""
+        self._write(ordered_to_end=True)
+        until = time.monotonic() + order.grace_s
+        if self._stopping is not None:
+            self._stopping.grace_until = min(self._stopping.grace_until, until)
+        elif order.evidence and order.incident not in self._evidence_taken and self._stop_after_evidence is None:
+            self._stop_after_evidence = order
+            self._collect(order)
+        elif self._stop_after_evidence is None or not order.evidence:
+            self._stop_after_evidence = None
+            self._stopping = Stopping(until)
+
+    def keep_evidence(self, order: KeepEvidence) -> None:
+        if order.incident not in self._evidence_taken:
+            self._collect(order)
+
+    def finish(self, order: FinishAttempt) -> None:
+        """Ask for a clean end; ranks that do not know how to are asked by SIGTERM."""
+        if self._stopping is not None:
+            return
+        self._write(ordered_to_end=True)
+        until = time.monotonic() + order.grace_s
+        self._finish_until = until if self._finish_until is None else min(until, self._finish_until)
+        self._look()
+        self._ranks.read()
+        step = self._ranks.stop_step() if order.at_step is None else order.at_step
+        try:
+            with contextlib.closing(ControlPage(self._rank_folder / CONTROL_FILE)) as page:
+                page.request_stop(step)
+        except (OSError, ControlError) as error:
+            _log.error("attempt %d cannot be asked to finish: %s", self.record.attempt, error)
+            self._finish_until = time.monotonic()
+            return
+        for known in self._living.values():
+            if not self._ranks.is_instrumented(known):
+                self._signal(known.process, signal.SIGTERM)
+
+    def mark_loss_health(self, is_healthy: bool) -> None:
+        try:
+            with contextlib.closing(ControlPage(self._rank_folder / CONTROL_FILE)) as page:
+                page.set_loss_health(is_healthy)
+        except (OSError, ControlError) as error:
+            _log.error("attempt %d was not told its loss health: %s", self.record.attempt, error)
+
+    def _look(self) -> None:
+        fresh = self._ranks.look()
+        for known in fresh:
+            self._living[known.process] = known
+            self._site.watch.add(known.process)
+        if fresh:
+            self._write(ranks=(*self.record.ranks, *fresh))
+
+    def _poll(self) -> None:
+        self._tell_steps()
+        for fact in self._facts.read():
+            told = CheckpointFact(self.record.attempt, time.time(), fact)
+            (self._site.tell_at_once if facts.is_commit(fact) else self._site.tell)(told)
+        self._site.tell_at_once(RanksPolled(self.record.attempt, time.time(), self._ranks.statuses(self._living)))
+        self._rotation.tick([(each.rank, each.local_rank) for each in self._ranks.known.values()])
+        for note in (*self._ranks.notes, *self._rotation.taken_notes()):
+            _log.warning("attempt %d: %s", self.record.attempt, note)
+        self._ranks.notes.clear()
+
+    def _tell_steps(self) -> None:
+        self._ranks.read()
+        read = self._ranks.taken_rows()
+        if not read.rows:
+            return
+        is_first = self._rows_told < _FIRST_ROWS
+        self._rows_told += len(read.rows)
+        told = StepsSeen(self.record.attempt, time.time(), read.source, read.rows)
+        (self._site.tell_at_once if is_first else self._site.tell)(told)
+
+    def _on_rank_exit(self, known: KnownRank) -> None:
+        at, code = time.time(), processes.exit_code(known.process)
+        if code is None:
+            code = processes.reap(known.process.pid)
+        self._ranks.read()
+        ended = RankExit(
+            rank=known.rank,
+            local_rank=known.local_rank,
+            pid=known.process.pid,
+            exit_code=code,
+            at=at,
+            finished=self._ranks.has_finished(known),
+            by_us=known.process in self._signalled,
+        )
+        self._site.tell_at_once(RankExited(self.record.attempt, at, ended))
+        self._write(exits=(*self.record.exits, ended))
+
+    def _check_limits(self, now: float) -> None:
+        if self._stop_after_evidence is not None and self._evidence is not None and not self._evidence.is_alive():
+            self._stopping = Stopping(now + self._stop_after_evidence.grace_s)
+            self._stop_after_evidence = None
+        if self._stopping is not None:
+            return
+        if self._finish_until is not None and now >= self._finish_until:
+            self._stopping = Stopping(now + _AFTER_FINISH_GRACE_S)
+        elif self._living and self._launcher_gone_at is not None and now >= self._launcher_gone_at + _ORPHANS_S:
+            _log.warning("attempt %d: its launcher is gone and its ranks are not; ending them", self.record.attempt)
+            self._stopping = Stopping(now + _ORPHAN_GRACE_S)
+
+    def _stop_step(self, stopping: Stopping, now: float) -> float:
+        if not self._ranks.known:
+            self._look()
+        states = {process: found.state for process in self._living if (found := processes.stat_of(process))}
+        others = [] if states else self._rest()
+        for each in stopping.due(now, states, others):
+            self._signal(each.process, each.number)
+        stuck = [each for each in stopping.stuck(now) if each not in self._stuck_told and processes.is_alive(each)]
+        if stuck:
+            self._stuck_told.update(stuck)
+            self._site.tell_at_once(EvidenceKept(self.record.attempt, time.time(), 0, (), _stuck_notes(stuck)))
+        return stopping.next_at(now)
+
+    def _signal(self, process: ProcessId, number: signal.Signals) -> None:
+        self._signalled.add(process)
+        if process == self.record.launcher:
+            # A command that is its own rank may be a script whose child is what has to act.
+            for pid in processes.descendants(process.pid):
+                if (below := processes.identity_of(pid)) is not None:
+                    processes.send(below, number)
+        processes.send(process, number, to_group=process in self._living)
+
+    def _rest(self) -> list[ProcessId]:
+        """What else lives of the attempt: launcher, and whatever launcher and ranks have started and left behind."""
+        leaders = [each.process for each in self._ranks.known.values()]
+        leaders += [self.record.wrapper] if self.record.wrapper is not None else []
+        found = {*processes.in_sessions_of(leaders)}
+        found.update(processes.carrying("SUPERVISOR_RANK_FOLDER", str(self._rank_folder)))
+        found.discard(self.record.wrapper or ProcessId(0, 0))
+        return sorted(found, key=lambda each: each.pid)
+
+    def _check_end(self) -> None:
+        """The wrapper goes last, when it has written the exit code."""
+        if self._living or self._is_still_there(self.record.wrapper) or self._is_still_there(self.record.launcher):
+            return
+        if self._stopping is not None and self._rest():
+            return
+        if self._stop_after_evidence is not None:
+            return
+        self._look()
+        if self._living:
+            return
+        self._end()
+
+    def _end(self) -> None:
+        self._poll()
+        code = launch.kept_exit_code(Path(self.record.exit_file))
+        exits = launch.with_codes(self.record.exits, launch.output_files(self.record.spec)[1])
+        if not exits and self._command is None and self.record.launcher is not None:
+            exits = (RankExit(0, 0, self.record.launcher.pid, code, time.time(), by_us=self.record.ordered_to_end),)
+        ended = AttemptEnded(
+            attempt=self.record.attempt,
+            at=time.time(),
+            exit_code=code,
+            ranks=exits,
+            by_us=self.record.ordered_to_end,
+        )
+        self._write(exits=exits, ended=ended)
+        self._site.tell_at_once(ended)
+        self._ranks.close()
+        _log.info("attempt %d ended with exit code %s", self.record.attempt, code)
+
+    def leftovers(self) -> list[ProcessId]:
+        """Processes of an ended attempt that are still there."""
+        return self._rest()
+
+    @staticmethod
+    def _is_still_there(process: ProcessId | None) -> bool:
+        return process is not None and processes.is_alive(process)
+
+    def _collect(self, order: StopAttempt | KeepEvidence) -> None:
+        self._evidence_taken.add(order.incident)
+        self._look()
+        targets = list(self._living.values())
+        if not targets and self.record.launcher is not None:
+            targets = [KnownRank(0, 0, self.record.launcher)]
+
+        def collect() -> None:
+            kept = evidence.collect(
+                targets,
+                rank_folder=self._rank_folder,
+                recorder_folder=Path(self.record.spec.attempt_folder) / "flight-recorder",
+                evidence_folder=Path(order.evidence_folder),
+                limit_s=order.evidence_limit_s,
+            )
+            told = EvidenceKept(self.record.attempt, time.time(), order.incident, kept.files, kept.notes)
+            self._site.tell_at_once(told)
+            self._site.watch.wake()
+
+        self._evidence = threading.Thread(target=collect, name="evidence", daemon=True)
+        self._evidence.start()
+
+    def _write(self, **changes: object) -> None:
+        self.record = replace(self.record, **changes)  # type: ignore[arg-type]
+        try:
+            record.write(self._site.record_path, self.record)
+        except OSError as error:
+            _log.error("cannot write %s: %s; an agent started anew would not know this", self._site.record_path, error)
+
+
+def _stuck_notes(stuck: list[ProcessId]) -> tuple[str, ...]:
+    return tuple(
+        f"process {each.pid} does not die of SIGKILL (state {found.state}, in "
+        f"{processes.wait_channel(each.pid) or '?'}): its device or file system hangs; the node has to be restarted"
+        for each in stuck
+        if (found := processes.stat_of(each)) is not None
+    )

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent writes down about its attempt, so that the agent started after its death adopts it.
+
+The record is on disk before the launcher is started and again before anything relies on what changed in it. So there
+is no moment at which a launcher runs that a new agent could not find: by its ids, else by the rank folder in its
+environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from supervisor.agent.api import AttemptEnded, LaunchSpec, RankExit
+from supervisor.agent.processes import ProcessId
+from supervisor.core import codec
+
+_VERSION = 1
+
+
+class RecordError(Exception):
+    """The record cannot be read; without it nobody knows whether an attempt runs here."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownRank:
+    rank: int
+    local_rank: int
+    process: ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRecord:
+    """One attempt on this node; `wrapper` is the shell that keeps the launcher's exit code."""
+
+    attempt: int
+    spec: LaunchSpec
+    rank_folder: str
+    exit_file: str
+    began_at: float
+    version: int = _VERSION
+    warm: bool = False
+    notes: tuple[str, ...] = ()
+    wrapper: ProcessId | None = None
+    launcher: ProcessId | None = None
+    ranks: tuple[KnownRank, ...] = ()
+    exits: tuple[RankExit, ...] = ()
+    ordered_to_end: bool = False
+    refused: str = ""
+    ended: AttemptEnded | None = None
+    end_acknowledged: bool = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended is not None or bool(self.refused)
+
+
+def write(path: Path, record: AttemptRecord) -> None:
+    """Raises OSError; the old record stays whole then."""
+    partial = path.with_name(f".{path.name}.part")
+    with partial.open("w") as file:
+        json.dump(codec.encode(record), file)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def read(path: Path) -> AttemptRecord | None:
+    """The record, None where there was no attempt yet. Raises RecordError."""
+    try:
+        raw = json.loads(path.read_text())
+        record = codec.decode(AttemptRecord, raw)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise RecordError(
+            f"cannot read {path} ({error}); end what still runs of this run on this node, then remove the file"
+        ) from error
+    if record.version != _VERSION:
+        raise RecordError(f"{path} is of version {record.version}, this agent knows {_VERSION}; use the same version")
+    return record
