@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds the answer around a cause: whom it names, the lines that prove it, and what is left aside as a symptom.
+
+An error that several ranks met with the same words is the program's, so it names no rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from supervisor.diagnosis.clues import Clue, Findings
+from supervisor.diagnosis.exits import ExitRule
+from supervisor.diagnosis.model import UNKNOWN, Action, Diagnosis, EvidenceLine, Hang, RankExit
+from supervisor.diagnosis.services import service_of
+from supervisor.diagnosis.signatures import Trust
+
+_CONFIDENCE = {
+    Trust.KERNEL: 0.95,
+    Trust.LOCAL: 0.9,
+    Trust.PYTHON: 0.85,
+    Trust.SOFT: 0.6,
+    Trust.SETTING: 0.6,
+    Trust.PEER: 0.5,
+    Trust.WATCHDOG: 0.5,
+    Trust.CLEANUP: 0.5,
+    Trust.WRAPPER: 0.3,
+}
+_MOST_EVIDENCE = 5
+_MOST_NOTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Everything known about one failure."""
+
+    findings: Sequence[Findings]
+    exits: Sequence[RankExit] = ()
+    world_size: int | None = None
+    hang: Hang | None = None
+    stopped_by_us: frozenset[int] = frozenset()
+
+
+def from_clue(case: Case, clue: Clue, clues: list[Clue], *, names_culprit: bool = True) -> Diagnosis:
+    row = clue.signature
+    same = [other for other in clues if other.signature.reason == row.reason and other is not clue]
+    twins = {other.rank for other in same if _is_same_error(clue, other)} - {clue.rank}
+    is_of_all = bool(twins) and row.trust in {Trust.PYTHON, Trust.LOCAL} and row.blames in {"user", "service"}
+    names_culprit = names_culprit and not is_of_all
+    explanation = row.explanation
+    if is_of_all:
+        explanation += f" {len(twins) + 1} ranks met the same error, so no node is to blame."
+    proofs = [clue.where, *(other.where for other in same), *_reported_lines(case, clue.rank)]
+    others = [other.where for other in clues if other.signature.reason != row.reason]
+    return Diagnosis(
+        row.reason,
+        row.action,
+        _CONFIDENCE[row.trust],
+        explanation,
+        row.suggestion,
+        f"signature:{row.name}",
+        node=(clue.node or node_of(case, clue.rank)) if names_culprit else None,
+        rank=clue.rank if names_culprit else None,
+        also_seen=also_seen(row.reason, clues),
+        symptom_notes=symptom_notes(row.reason, clues),
+        evidence=_distinct([*proofs, *others[:1]]),
+        service=row.service or (service_of(clue.error) if row.reason == "ConnectionError" else None),
+        fatal=row.fatal,
+    )
+
+
+def _is_same_error(one: Clue, other: Clue) -> bool:
+    if one.error is None or other.error is None:
+        return False
+    return one.error.text == other.error.text
+
+
+def from_rule(
+    case: Case,
+    rule: ExitRule,
+    clues: list[Clue],
+    *,
+    rank: int | None,
+    node: str | None,
+    where: EvidenceLine | None = None,
+) -> Diagnosis:
+    lines = [where] if where is not None else _reported_lines(case, rank)
+    return Diagnosis(
+        rule.reason,
+        rule.action,
+        rule.confidence,
+        rule.explanation,
+        rule.suggestion,
+        f"signature:{rule.name}",
+        node=node or node_of(case, rank),
+        rank=rank,
+        also_seen=also_seen(rule.reason, clues),
+        symptom_notes=symptom_notes(rule.reason, clues),
+        evidence=_distinct([*lines, *(clue.where for clue in clues)]),
+    )
+
+
+def _reported_lines(case: Case, rank: int | None) -> list[EvidenceLine]:
+    told = [(reported, where) for f in case.findings for reported, where, _ in f.exits]
+    return [where for reported, where in told if rank is None or reported.rank in {None, rank}][:2]
+
+
+def _distinct(lines: Sequence[EvidenceLine]) -> tuple[EvidenceLine, ...]:
+    seen: dict[tuple[str, int], EvidenceLine] = {}
+    for line in lines:
+        seen.setdefault((line.file, line.line_number), line)
+    return tuple(seen.values())[:_MOST_EVIDENCE]
+
+
+def node_of(case: Case, rank: int | None) -> str | None:
+    if rank is None:
+        return None
+    nodes = [e.node for e in case.exits if e.rank == rank]
+    nodes += [f.source.node for f in case.findings if f.source.rank == rank and f.source.node is not None]
+    return nodes[0] if nodes else None
+
+
+def also_seen(reason: str, clues: Sequence[Clue]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(clue.signature.reason for clue in clues if clue.signature.reason != reason))
+
+
+def symptom_notes(reason: str, clues: Sequence[Clue]) -> tuple[str, ...]:
+    by_reason: dict[str, str] = {}
+    for clue in clues:
+        row = clue.signature
+        if row.reason != reason and row.reason not in by_reason:
+            why = row.explanation if row.is_symptom else f"weaker or later than the cause. {row.explanation}"
+            by_reason[row.reason] = f"{row.reason} ({clue.where.file}:{clue.where.line_number}): {why}"
+    return tuple(by_reason.values())[:_MOST_NOTES]
+
+
+def no_failure(case: Case) -> Diagnosis:
+    lines = sum(findings.lines for findings in case.findings)
+    progress = " The last lines are a training's normal ones." if any(f.has_progress for f in case.findings) else ""
+    return Diagnosis(
+        UNKNOWN,
+        Action.RESTART_SAME,
+        0.0,
+        f"No failure found in {lines} lines of {len(case.findings)} logs.{progress}",
+        "When the run did fail, give the logs of all ranks, the launcher's output and the nodes' kernel logs.",
+    )
