@@ -17,7 +17,7 @@ from supervisor.training.phases import Charges
 from supervisor.training.ring import RingWriter
 
 WAITING_STEPS = 64
-"""Steps kept back at most; the oldest beyond that is written without its values, which are counted as unmeasured."""
+"""Steps kept back at most; the oldest beyond that is written without what the device owes it, and is counted."""
 
 
 class _Event(Protocol):
@@ -92,12 +92,9 @@ class StepLog:
 
     def _give_up(self) -> None:
         each = self._waiting.popleft()
-        if each.event is None:
-            values = (_plain(each.loss), _plain(each.grad_norm))
-        else:
-            values = (None, None)
-            self._unmeasured += 1
-            self._ring.unmeasured(self._unmeasured)
+        values = (_known(each.loss), _known(each.grad_norm))
+        self._unmeasured += 1
+        self._ring.unmeasured(self._unmeasured)
         self._ring.step(each.step, each.position, each.at_ns, *values, each.tokens, each.times)
 
 
@@ -111,6 +108,10 @@ def _plain(value: SupportsFloat | None) -> float | None:
     # float() of a tensor that requires a gradient warns; item() does not.
     item = getattr(value, "item", None)
     return float(value if item is None else item())
+
+
+def _known(value: SupportsFloat | None) -> float | None:
+    return value if type(value) is float else None
 
 
 def _copied(value: SupportsFloat | None) -> SupportsFloat | None:

@@ -71,7 +71,7 @@ class Activity:
     phase_since_ns: int
     """CLOCK_MONOTONIC at which it entered that pause."""
     unmeasured: int
-    """Losses and norms given up because the device did not deliver them in time."""
+    """Steps whose loss or norm was given up, because the device did not deliver it in time."""
 
 
 class RingWriter:
@@ -148,7 +148,7 @@ class RingWriter:
         self._words[_PHASE_SINCE] = outer_since_ns
 
     def unmeasured(self, count: int) -> None:
-        """Show how many values were given up."""
+        """Show how many steps lack a value."""
         self._words[_UNMEASURED] = count
 
     def phase_number(self, name: str) -> int:

@@ -174,7 +174,14 @@ def test_closing_writes_every_step_that_waits(logged: Logged, device: Device) ->
     assert logged.losses() == [(1, 1.0), (2, None), (3, 3.0)]
 
 
-def test_a_full_queue_gives_up_a_plain_step_with_its_value(logged: Logged, device: Device) -> None:
+def test_what_the_device_does_not_owe_is_kept_when_a_step_is_given_up(logged: Logged, device: Device) -> None:
+    logged.add(1, HostTensor(1.5), device.tensor(0.5))
+    logged.log.close()
+    (record,) = logged.reader.poll()
+    assert (record.loss, record.grad_norm) == (1.5, None)
+
+
+def test_a_full_queue_gives_up_only_the_step_that_the_device_owes(logged: Logged, device: Device) -> None:
     logged.add(1, device.tensor(1.0))
     for step in range(2, WAITING_STEPS + 3):
         logged.add(step, float(step))
