@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The training that the checkpoint system tests launch: `torchrun checkpoint_program.py FOLDER MODE STEPS [crash]`.
+
+MODE is `ddp`, `fsdp` (FSDP2 over all ranks) or `bare` (ranks without a process group). Rank r writes the losses and a
+digest of its final state to `<FOLDER>.rank-<r>.json`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from checkpoint import Checkpointer
+
+SAVE_EVERY = 3
+
+
+def build(mode: str) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model: torch.nn.Module = torch.nn.Sequential(
+        torch.nn.Linear(5, 7), torch.nn.Dropout(0.1), torch.nn.Linear(7, 3), torch.nn.Linear(3, 1)
+    )
+    if mode == "ddp":
+        model = torch.nn.parallel.DistributedDataParallel(model)
+    if mode == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        fully_shard(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "average": torch.zeros(2)}
+
+
+def train_step(state: dict[str, Any], step: int) -> float:
+    batch = torch.full((4, 5), float(step)) + torch.randn(4, 5)
+    loss = state["model"](batch).square().mean()
+    state["optimizer"].zero_grad()
+    loss.backward()
+    state["optimizer"].step()
+    state["scheduler"].step()
+    state["average"] += step
+    return float(loss.item())
+
+
+def digest(state: dict[str, Any]) -> str:
+    found = hashlib.sha256()
+    optimizer = state["optimizer"].state_dict()["state"]
+    tensors = [*state["model"].state_dict().values(), state["average"]]
+    tensors += [each for moments in optimizer.values() for each in moments.values()]
+    for tensor in tensors:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        found.update(local.detach().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+def main() -> None:
+    folder, mode, steps = sys.argv[1], sys.argv[2], int(sys.argv[3])
+    rank = int(os.environ.get("RANK", "0"))
+    if mode != "bare":
+        dist.init_process_group("gloo")
+    state = build(mode)
+    # Without gradients to keep ranks together, they are replicas only while they draw the same batches.
+    torch.manual_seed(100 if mode == "bare" else 100 + rank)
+    losses = {}
+    checkpointer = Checkpointer(folder, every=SAVE_EVERY)
+    start = checkpointer.restore(state) or 0
+    for step in range(start + 1, steps + 1):
+        losses[step] = train_step(state, step)
+        if checkpointer.due(step):
+            checkpointer.save(step, state)
+    checkpointer.close()
+    report = {"start": start, "losses": losses, "digest": digest(state), "attempt": checkpointer.attempt}
+    Path(f"{folder}.rank-{rank}.json").write_text(json.dumps(report))
+    if "crash" in sys.argv:
+        os._exit(1)
+    if mode != "bare":
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

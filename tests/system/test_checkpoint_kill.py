@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kills and full disks that are real: SIGKILL at random moments of saves, ENOSPC on a small tmpfs."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from checkpoint import Checkpointer
+from checkpoint.api import open_catalogue
+from tests.checkpoint.training import events_of
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+_REPOSITORY = Path(__file__).parents[2]
+_KILLS = 10
+_SAVER = """
+import sys, torch
+from checkpoint import Checkpointer
+checkpointer = Checkpointer(sys.argv[1], keep=2)
+state = {"tensors": [torch.zeros(200_000) for _ in range(3)], "step": 0}
+step = checkpointer.restore(state) or 0
+assert all(each.eq(step).all() for each in state["tensors"]) and state["step"] == step
+print("restored", step, flush=True)
+while True:
+    step += 1
+    state["step"] = step
+    for each in state["tensors"]:
+        each.fill_(step)
+    checkpointer.save(step, state)
+"""
+
+
+def test_a_kill_at_any_moment_costs_no_committed_step_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    newest = 0
+    for _ in range(_KILLS):
+        saver = subprocess.Popen(
+            [sys.executable, "-c", _SAVER, str(tmp_path)],
+            env={**os.environ, "PYTHONPATH": str(_REPOSITORY), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert saver.stdout is not None
+        try:
+            word, step = saver.stdout.readline().split()
+            assert word == "restored" and int(step) >= newest
+            time.sleep(chance.uniform(0.0, 0.4))
+        finally:
+            saver.kill()
+            saver.wait(timeout=60)
+            saver.stdout.close()
+        catalogue = open_catalogue(str(tmp_path))
+        known = catalogue.committed()
+        assert all(catalogue.verify(each.ref) == [] for each in known)
+        newest = max([newest, *(each.step for each in known)])
+        assert not known or known[-1].step == newest
+        assert len(list(tmp_path.iterdir())) <= 6
+    assert newest > _KILLS
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 4 MiB; mounting it takes root."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], check=True, timeout=60)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=60)
+
+
+def test_a_really_full_disk_leaves_the_previous_checkpoint_and_training_goes_on(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHECKPOINT_EVENTS", str(tmp_path / "events"))
+    store = small_disk / "store"
+    with Checkpointer(store, keep=1) as checkpointer:
+        checkpointer.save(1, {"weights": torch.ones(100_000)}, wait=True)
+        (small_disk / "ballast").write_bytes(b"x" * (3 << 20))
+        checkpointer.save(2, {"weights": torch.full((300_000,), 2.0)}, wait=True)
+        assert [each.step for each in open_catalogue(str(store)).committed()] == [1]
+        (small_disk / "ballast").unlink()
+        checkpointer.save(3, {"weights": torch.full((100_000,), 3.0)}, wait=True)
+    (failed,) = [each for each in events_of(tmp_path / "events") if each["event"] == "save_failed"]
+    assert failed["step"] == 2 and "No space left on device" in failed["message"]
+    state = {"weights": torch.zeros(100_000)}
+    assert Checkpointer(store).restore(state) == 3
+    assert state["weights"].eq(3).all()
