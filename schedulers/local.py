@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """This machine as a cluster: every node of a run is one agent process here.
 
-Agents are started in sessions of their own and outlive whoever asked for them; a file a run names each by process id and
-start time. Whatever an agent starts inherits a variable by which `cancel` finds it even when its agent is dead.
+Agents are started in sessions of their own and outlive whoever asked for them; a file a run names each by process id
+and start time. Whatever an agent starts inherits a variable by which `cancel` finds it even when its agent is dead.
 """
 
 from __future__ import annotations

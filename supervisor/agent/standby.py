@@ -34,8 +34,10 @@ LOWEST_PRIORITY = 19
 _WAIT_POLL_S = 0.01
 
 
-def import_quietly(modules: Sequence[str]) -> None:
-    """Import the modules in a thread of the lowest priority; what cannot be imported fails later, in the script itself.
+def import_quietly(names: Sequence[str]) -> None:
+    """Import `module` or `module:name` in a thread of the lowest priority.
+
+    What cannot be imported fails later, in the script itself, where a person sees it.
 
     The priority is the thread's alone. A whole process could not raise its own again without privileges.
     """
@@ -43,9 +45,13 @@ def import_quietly(modules: Sequence[str]) -> None:
     def load() -> None:
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
-        for module in modules:
-            with contextlib.suppress(Exception):
-                importlib.import_module(module)
+        for each in names:
+            module, _, name = each.partition(":")
+            with contextlib.suppress(ImportError, AttributeError, OSError, RuntimeError):
+                loaded = importlib.import_module(module)
+                if name:
+                    # Some packages load what they offer when it is first asked for.
+                    getattr(loaded, name)
 
     thread = threading.Thread(target=load)
     thread.start()
@@ -129,9 +135,10 @@ def fork_spares(count: int) -> list[Spare] | bytes:
 
 def start_ranks_from(spares: list[Spare]) -> None:
     """Have torchrun's subprocess ranks begin in the spares. Whatever is not a plain script is started as usual."""
-    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
-
-    usual = SubprocessHandler._popen  # noqa: SLF001  (torch has no public place for this; without it we raise)
+    # Imported by name, since nothing else of this package may depend on torch. torch has no public place for this.
+    handlers = importlib.import_module("torch.distributed.elastic.multiprocessing.subprocess_handler")
+    handler_class: Any = handlers.SubprocessHandler
+    usual = handler_class._popen  # noqa: SLF001
 
     def popen(handler: Any, args: tuple[str, ...], env: dict[str, str]) -> Any:
         local_rank = int(handler.local_rank_id)
@@ -143,7 +150,7 @@ def start_ranks_from(spares: list[Spare]) -> None:
         spare.pipe = -1
         return ForkedRank(spare.pid, args)
 
-    SubprocessHandler._popen = popen  # type: ignore[method-assign,assignment]  # noqa: SLF001
+    handler_class._popen = popen  # noqa: SLF001
 
 
 def become_rank(order: Mapping[str, Any]) -> None:
@@ -157,6 +164,7 @@ def become_rank(order: Mapping[str, Any]) -> None:
     _replace_environment(environment)
     _announce(environment)
     _reseed()
+    sys.excepthook = _show_without_own_frames
     script, *arguments = order["argv"]
     path = os.path.abspath(script)  # noqa: PTH100  (as the interpreter does: no resolving of links)
     sys.argv = [script, *arguments]
@@ -256,18 +264,15 @@ def run(descriptor: int, setup: Mapping[str, Any]) -> None:
     importlib.import_module(order["module"]).main()
 
 
-def _without_own_frames(error: BaseException) -> types.TracebackType | None:
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
-        trace = trace.tb_next
-    return trace if trace is not None else error.__traceback__
+def _show_without_own_frames(
+    kind: type[BaseException], error: BaseException, trace: types.TracebackType | None
+) -> None:
+    """Show what the interpreter would show, had it run the script itself."""
+    below = trace
+    while below is not None and below.tb_frame.f_code.co_filename == __file__:
+        below = below.tb_next
+    sys.__excepthook__(kind, error, below if below is not None else trace)
 
 
 if __name__ == "__main__":
-    try:
-        run(int(sys.argv[1]), json.loads(sys.argv[2]))
-    except (SystemExit, KeyboardInterrupt):
-        raise
-    except BaseException as error:  # noqa: BLE001  (shown as the interpreter shows it, without the frames of this file)
-        sys.excepthook(type(error), error, _without_own_frames(error))
-        sys.exit(1)
+    run(int(sys.argv[1]), json.loads(sys.argv[2]))

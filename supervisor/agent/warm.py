@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import pkgutil
+import re
 import shlex
 import shutil
 import signal
@@ -124,7 +125,11 @@ def standby_environment(environment: Mapping[str, str], forked: TorchrunCommand 
 
 
 def imported_ahead(script: Path) -> tuple[str, ...]:
-    """Modules that the script imports at its top and that may be imported before it is forked."""
+    """What the script imports at its top, `module` or `module:name`, that may be imported before it is forked.
+
+    With torch goes torch._dynamo: DistributedDataParallel and the optimizers load it when they are first used, and it
+    takes as long as torch itself (torch 2.13).
+    """
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -134,8 +139,10 @@ def imported_ahead(script: Path) -> tuple[str, ...]:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.append(node.module)
-    return tuple(dict.fromkeys(name for name in names if name.partition(".")[0] in _IMPORTED_AHEAD))
+            names += [f"{node.module}:{alias.name}" for alias in node.names if alias.name != "*"]
+    allowed = [name for name in names if re.split("[.:]", name)[0] in _IMPORTED_AHEAD]
+    lazily = ["torch._dynamo"] if any(name.startswith("torch") for name in allowed) else []
+    return tuple(dict.fromkeys([*allowed, *lazily]))
 
 
 def python_of(script: Path) -> tuple[str, ...]:

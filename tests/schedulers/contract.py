@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every scheduler has to do; a backend's test class inherits this and gives the fixtures `scheduler` and `spec`."""
+"""What every scheduler has to do; a backend's test class inherits this and gives its fixtures."""
 
 from __future__ import annotations
 
