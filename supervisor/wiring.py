@@ -98,6 +98,7 @@ class _Controller:
         else:
             monitor.adopt(state.attempt, state.step, now)
         orders = OrderQueues()
+        steps = StepsFile(self._folder.steps)
         shell = Shell(
             state=state,
             policy=self._policy,
@@ -106,7 +107,7 @@ class _Controller:
             monitor=monitor,
             effects=self._effects(orders, monitor, uri),
             display=self._display,
-            steps=StepsFile(self._folder.steps),
+            steps=steps,
             folder=str(self._folder.path),
             controller=f"pid {os.getpid()} on {socket.gethostname()}",
         )
@@ -117,6 +118,7 @@ class _Controller:
         self._see_agents_out()
         port.close()
         journal.close()
+        steps.close()
         self._display.close()
         return outcome
 

@@ -44,6 +44,11 @@ class StepsFile:
         except OSError:
             self.lost_rows += len(rows)
 
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
     def _open(self) -> TextIO:
         if self._file is not None and self._file.tell() > LIMIT_BYTES:
             self._file.close()

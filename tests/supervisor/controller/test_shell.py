@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop around the core, with fakes for the outside world and a real journal."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor.agent import api as agent
+from supervisor.controller.journal import Journal, read_journal, replay
+from supervisor.controller.monitor import Monitor
+from supervisor.controller.shell import Shell
+from supervisor.controller.steps_file import StepsFile, read_steps
+from supervisor.core import codec
+from supervisor.core.accounting import Ledger
+from supervisor.core.api import (
+    Action,
+    Category,
+    OrderKind,
+    Outcome,
+    Phase,
+    Policy,
+    RunState,
+    Verdict,
+    decisions,
+    events,
+)
+from supervisor.detection.api import HangPolicy
+from tests.fakes import FakeDisplay, FakeEffects
+
+NODE = "node-0"
+NOW = time.time()
+RESTART = Verdict("NodeFailure", Category.INFRASTRUCTURE, Action.RESTART_SAME)
+BUG = Verdict("TypeError", Category.SCRIPT, Action.FIX_USER, "a string was added", "mend line 3")
+
+
+class Running:
+    """A shell on a thread of its own, and the parts that it was given."""
+
+    def __init__(self, folder: Path, state: RunState | None = None, **answers: list[events.Event | Exception | None]):
+        self.effects = FakeEffects(answers)
+        self.display = FakeDisplay()
+        self.path = folder / "journal"
+        self.steps = folder / "steps.csv"
+        self._journal = Journal(self.path)
+        self._steps_file = StepsFile(self.steps)
+        self.shell = Shell(
+            state=state,
+            policy=Policy(),
+            ledger=Ledger(),
+            journal=self._journal,
+            monitor=Monitor(HangPolicy(), 1),
+            effects=self.effects,
+            display=self.display,
+            steps=self._steps_file,
+            folder=str(folder),
+            controller="test",
+        )
+        self.outcome: Outcome | None = None
+        self._sequence = 0
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        first = events.ControllerReturned(NOW) if self.shell._state else events.RunSubmitted(NOW, "demo", 1)
+        self.outcome = self.shell.run([first])
+
+    def start(self) -> Running:
+        self._thread.start()
+        return self
+
+    def report(self, *reports: agent.Report, sequence: int | None = None) -> None:
+        """As an agent does; returns when the reports are on disk."""
+        self._sequence = self._sequence + 1 if sequence is None else sequence
+        batch = agent.ReportBatch(1, NODE, "agent-1", self._sequence, 1, True, ())
+        self.shell.take_reports(NODE, batch, reports)
+
+    def end(self) -> Outcome:
+        self._thread.join(30)
+        self._steps_file.close()
+        self._journal.close()
+        assert self.outcome is not None, "the shell did not end"
+        return self.outcome
+
+    def until(self, holds: Callable[[], bool]) -> None:
+        deadline = threading.Event()
+        for _ in range(3000):
+            if holds():
+                return
+            deadline.wait(0.01)
+        raise AssertionError(f"not reached; decisions: {self.effects.carried_out}")
+
+    def carried_out(self) -> list[str]:
+        return [type(each).__name__ for each in self.effects.carried_out]
+
+
+def step(number: int, attempt: int = 1) -> agent.StepsSeen:
+    return agent.StepsSeen(
+        attempt, NOW, "client", (agent.StepRow(number, number - 1, NOW + number / 10, 2.5, 1.0, 10),)
+    )
+
+
+def ended(exit_code: int, attempt: int = 1) -> agent.AttemptEnded:
+    return agent.AttemptEnded(attempt, NOW, exit_code, (), by_us=False)
+
+
+def test_a_run_that_goes_well_is_launched_watched_and_released(tmp_path: Path) -> None:
+    run = Running(tmp_path).start()
+    run.report(agent.AttemptBegan(1, NOW, 9, False))
+    run.report(step(1), step(2))
+    run.report(ended(0))
+    assert run.end().exit_code == 0
+    assert run.carried_out() == ["Launch", "Release"]
+    assert [row.step for row in read_steps(run.steps)] == [1, 2]
+
+
+def test_a_failure_is_diagnosed_and_relaunched(tmp_path: Path) -> None:
+    run = Running(tmp_path, Diagnose=[events.Diagnosed(NOW, 1, RESTART)]).start()
+    run.report(agent.AttemptBegan(1, NOW, 9, False), step(1), step(2))
+    run.report(ended(1))
+    run.until(lambda: run.carried_out().count("Launch") == 2)
+    run.report(step(3, attempt=2), ended(0, attempt=2))
+    assert run.end().exit_code == 0
+    assert run.carried_out() == ["Launch", "Diagnose", "Launch", "Release"]
+
+
+def test_a_script_error_ends_the_run_with_what_to_do(tmp_path: Path) -> None:
+    run = Running(tmp_path, Diagnose=[events.Diagnosed(NOW, 1, BUG)]).start()
+    run.report(agent.AttemptBegan(1, NOW, 9, False), ended(1))
+    outcome = run.end()
+    assert outcome.exit_code == 3
+    assert "mend line 3" in outcome.text
+    assert any("mend line 3" in line for line in run.display.lines)
+
+
+def test_what_a_report_means_is_on_disk_when_it_is_acknowledged(tmp_path: Path) -> None:
+    run = Running(tmp_path).start()
+    run.report(agent.AttemptBegan(1, NOW, 9, False))
+    run.report(step(1))
+    kinds = [type(record.event).__name__ for record in read_journal(run.path)]
+    assert kinds == ["RunSubmitted", "AttemptStarted", "ProgressSampled"]
+    run.report(ended(0))
+    run.end()
+
+
+def test_a_batch_that_is_sent_twice_counts_once(tmp_path: Path) -> None:
+    run = Running(tmp_path).start()
+    run.report(step(1), sequence=1)
+    run.report(step(1), sequence=1)
+    run.report(ended(0), sequence=2)
+    run.end()
+    assert [row.step for row in read_steps(run.steps)] == [1]
+
+
+def test_an_effect_that_fails_is_told_once_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("supervisor.controller.shell.REPEAT_S", 0.05)
+    monkeypatch.setattr("supervisor.controller.shell.TICK_S", 0.02)
+    away: list[events.Event | Exception | None] = [OSError("the scheduler is away"), OSError("the scheduler is away")]
+    run = Running(tmp_path, Launch=away).start()
+    run.until(lambda: run.carried_out().count("Launch") >= 3)
+    run.report(agent.AttemptBegan(1, NOW, 9, False), ended(0))
+    run.end()
+    assert len([line for line in run.display.lines if "the scheduler is away" in line]) == 1
+
+
+def test_a_returning_controller_asks_again_for_what_is_outstanding_and_launches_nothing_else(tmp_path: Path) -> None:
+    first = Running(tmp_path, Diagnose=[None]).start()
+    first.report(agent.AttemptBegan(1, NOW, 9, False), step(1), ended(1))
+    first.until(lambda: "Diagnose" in first.carried_out())
+    state, _ = replay(read_journal(first.path))
+    assert state is not None
+    assert state.phase is Phase.DIAGNOSING
+    second = Running(tmp_path, state, Diagnose=[events.Diagnosed(NOW, 1, BUG)]).start()
+    assert second.end().exit_code == 3
+    assert second.carried_out()[0] == "Diagnose"
+    first.shell.put(events.Diagnosed(NOW, 1, BUG))
+    first.end()
+
+
+def test_a_full_disk_stops_decisions_but_not_the_wait_for_space(tmp_path: Path, full_disk: Path) -> None:
+    run = Running(full_disk).start()
+    run.report(agent.AttemptBegan(1, NOW, 9, False))
+    ballast = full_disk / "ballast"
+    with pytest.raises(OSError, match="No space left"):
+        ballast.write_bytes(b"x" * 2**21)
+    long_winded = codec.encode(events.OrderGiven(0.0, OrderKind.FREEZE, "kim", "x" * 5000))
+    ordering = threading.Thread(target=run.shell.take_order, args=(long_winded,))
+    ordering.start()
+    run.until(lambda: any("nothing is decided until" in line for line in run.display.lines))
+    assert not run.shell.state.frozen
+    ballast.unlink()
+    ordering.join(30)
+    assert run.shell.state.frozen
+    run.report(ended(0))
+    assert run.end().exit_code == 0
+
+
+def test_a_person_is_answered_and_counted(tmp_path: Path) -> None:
+    run = Running(tmp_path).start()
+    run.report(agent.AttemptBegan(1, NOW, 9, False), step(1))
+    order = events.OrderGiven(0.0, OrderKind.FREEZE, "kim", "maintenance")
+    answer: dict[str, Any] = run.shell.take_order(codec.encode(order))
+    assert any("kim ordered freeze: maintenance" in line for line in answer["answer"])
+    view = run.shell.view()
+    assert view["interventions"] == 1
+    run.report(ended(0))
+    run.end()
+
+
+def test_two_polite_signals_stop_at_once(tmp_path: Path) -> None:
+    run = Running(tmp_path).start()
+    run.report(agent.AttemptBegan(1, NOW, 9, False), step(1))
+    run.shell.put(events.StopSignalled(NOW, "SIGINT"))
+    run.until(lambda: "Finish" in run.carried_out())
+    run.shell.put(events.StopSignalled(NOW, "SIGINT"))
+    run.until(lambda: "Stop" in run.carried_out())
+    stop = run.effects.carried_out[-1]
+    assert isinstance(stop, decisions.Stop)
+    assert stop.grace_s == 0.0
+    run.report(agent.AttemptEnded(1, NOW, None, (), by_us=True))
+    assert run.end().exit_code == 130
