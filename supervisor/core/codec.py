@@ -2,7 +2,7 @@
 """Frozen dataclasses to plain JSON values and back, by their type hints.
 
 The journal and the agents' port both use it, so that a fact is written one way only. A dataclass carries its class name
-under the key `kind`, by which a union of several classes is told apart; keys that a newer version wrote and this one
+under the key `type`, by which a union of several classes is told apart; keys that a newer version wrote and this one
 does not know are ignored. JSON has no infinity and no NaN, so those floats are written as the strings `inf`, `-inf`
 and `nan`.
 """
@@ -31,7 +31,7 @@ def encode(value: object) -> Any:
     """The JSON value (dict, list, str, number, bool or None) of a dataclass, tuple, mapping, enum or scalar."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
-        return {"kind": type(value).__name__, **fields}
+        return {"type": type(value).__name__, **fields}
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, frozenset):
@@ -51,12 +51,12 @@ def decode(expected: type[T], raw: object) -> T:
 
 
 def decode_union(members: Mapping[str, type[T]], raw: object) -> T:
-    """One of several dataclasses, chosen by the key `kind`; raises CodecError for an unknown kind."""
+    """One of several dataclasses, chosen by the key `type`; raises CodecError for an unknown one."""
     if not isinstance(raw, dict):
-        raise CodecError(f"expected an object with a key 'kind', got {type(raw).__name__}")
-    member = members.get(str(raw.get("kind")))
+        raise CodecError(f"expected an object with a key 'type', got {type(raw).__name__}")
+    member = members.get(str(raw.get("type")))
     if member is None:
-        raise CodecError(f"unknown kind {raw.get('kind')!r}; known kinds: {', '.join(sorted(members))}")
+        raise CodecError(f"unknown type {raw.get('type')!r}; known types: {', '.join(sorted(members))}")
     return decode(member, raw)
 
 
@@ -105,11 +105,11 @@ def _decode_union(members: tuple[Any, ...], raw: object, where: str) -> object:
     present = [member for member in members if member is not type(None)]
     if len(present) == 1:
         return _decode(present[0], raw, where)
-    by_kind = {member.__name__: member for member in present}
-    kind = raw.get("kind") if isinstance(raw, dict) else None
-    if kind not in by_kind:
-        raise CodecError(f"{where}: expected one of {', '.join(sorted(by_kind))}, got {raw!r}")
-    return _decode(by_kind[kind], raw, where)
+    by_type = {member.__name__: member for member in present}
+    name = raw.get("type") if isinstance(raw, dict) else None
+    if name not in by_type:
+        raise CodecError(f"{where}: expected one of {', '.join(sorted(by_type))}, got {raw!r}")
+    return _decode(by_type[name], raw, where)
 
 
 def _decode_tuple(members: tuple[Any, ...], raw: object, where: str) -> tuple[object, ...]:
