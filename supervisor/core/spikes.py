@@ -58,7 +58,7 @@ def clean_checkpoint(checkpoints: tuple[Checkpoint, ...], failure: Failure, poli
     None means to start from nothing.
     """
     assert failure.step is not None
-    before = newest(checkpoints, step=failure.step - policy.rollback_margin_steps)
+    before = newest(checkpoints, step=failure.step - max(1, policy.rollback_margin_steps))
     if before is not None:
         return before
     young = [c for c in checkpoints if c.step < failure.step and c.healthy is not False]
