@@ -48,7 +48,8 @@ class CommittedCheckpoint:
     """One visible checkpoint as its manifest describes it.
 
     `at` is the Unix time of the commit; `position` the index of the next batch, None when the run did not tell;
-    `skipped` half-open ranges of batch indices; `healthy` the loss health at the save, None when nobody judged it.
+    `skipped` half-open ranges of batch indices; `healthy` the loss health at the save, None when nobody judged it;
+    `uri` the checkpoint's own folder.
     """
 
     step: int

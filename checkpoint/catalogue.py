@@ -7,6 +7,9 @@ Nothing is cached: each call reads the store, since other processes commit and p
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from checkpoint.api import (
     CatalogueEntry,
@@ -31,10 +34,30 @@ from checkpoint.lineage import (
 from checkpoint.manifest import FENCE, MANIFEST, damaged_files, encode_fence, load_fence, load_manifest
 
 _log = logging.getLogger(__name__)
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def _told_as_store_error(
+    method: Callable[Concatenate[Catalogue, Parameters], Result],
+) -> Callable[Concatenate[Catalogue, Parameters], Result]:
+    """Let callers handle one kind of error: an OSError of the store comes out as a StoreError."""
+
+    @wraps(method)
+    def told(self: Catalogue, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        try:
+            return method(self, *args, **kwargs)
+        except OSError as error:
+            raise StoreError(
+                f"the checkpoints in {self.location} cannot be used: {error}; see that the folder is there and that "
+                "this user may read and write it"
+            ) from error
+
+    return told
 
 
 class Catalogue:
-    """What lies in one store. Failures of the store are OSError, a fence that cannot be read is StoreError."""
+    """What lies in one store. Every method raises StoreError when the store fails or its fence cannot be read."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -43,15 +66,18 @@ class Catalogue:
     def location(self) -> str:
         return self._store.location
 
+    @_told_as_store_error
     def visible_refs(self) -> list[CheckpointRef]:
         """Every visible checkpoint by its folder's name, oldest first, its manifest unread and maybe damaged."""
         fence = self.read_fence()
         return sorted(ref for ref in self._committed_refs() if is_visible(ref, fence))
 
+    @_told_as_store_error
     def committed(self) -> list[CommittedCheckpoint]:
         """The visible checkpoints, newest last; one whose manifest is damaged is left out and logged."""
         return [each for ref in self.visible_refs() if (each := self._committed(ref))]
 
+    @_told_as_store_error
     def all_entries(self) -> list[CatalogueEntry]:
         """Every checkpoint folder, the invisible, half-written and set-aside ones too, by name."""
         fence = self.read_fence()
@@ -81,10 +107,12 @@ class Catalogue:
             return each
         return None
 
+    @_told_as_store_error
     def verify(self, ref: CheckpointRef) -> list[DamagedFile]:
         """Read every byte of a committed checkpoint and name what is damaged; empty when it is whole."""
         return damaged_files(self._store, folder_of(ref))
 
+    @_told_as_store_error
     def set_aside(self, ref: CheckpointRef, why: str) -> str:
         """Rename a damaged checkpoint so that it no longer counts; returns its new folder's name."""
         taken = set(self._store.folders())
@@ -94,26 +122,25 @@ class Catalogue:
         _log.warning("checkpoint set aside step=%d attempt=%d folder=%s why=%s", *_pair(ref), name, why)
         return name
 
+    @_told_as_store_error
     def read_fence(self) -> Fence | None:
         """The fence, or None when no attempt has opened this store."""
         return load_fence(self._store)
 
+    @_told_as_store_error
     def write_fence(self, fence: Fence) -> None:
         """Replace the fence, atomically and durably."""
-        try:
-            self._store.make_folder("")
-            self._store.write(FENCE, encode_fence(fence))
-        except OSError as error:
-            raise StoreError(
-                f"cannot write the fence in {self._store.location}: {error}; make the folder writable or choose another"
-            ) from error
+        self._store.make_folder("")
+        self._store.write(FENCE, encode_fence(fence))
 
+    @_told_as_store_error
     def newest_attempt(self) -> int:
         """The largest attempt that the fence or any folder knows; 0 when there is none."""
         fence = self.read_fence()
         known = [ref.attempt for folder in self._store.folders() if (ref := ref_of(folder))]
         return max([fence.attempt if fence else 0, *known])
 
+    @_told_as_store_error
     def cut_off(self) -> list[CheckpointRef]:
         """Committed checkpoints of attempts older than the fence's that no later attempt builds on."""
         fence = self.read_fence()
@@ -128,6 +155,7 @@ class Catalogue:
             self.delete(each.ref)
         return removed
 
+    @_told_as_store_error
     def delete(self, ref: CheckpointRef) -> None:
         """Delete one checkpoint; renamed first, so that a half-deleted one never looks like a damaged one."""
         doomed = DELETED_PREFIX + folder_of(ref)
@@ -135,6 +163,7 @@ class Catalogue:
         self._store.rename(folder_of(ref), doomed)
         self._store.remove(doomed)
 
+    @_told_as_store_error
     def sweep(self, *, before_attempt: int) -> list[str]:
         """Remove what attempts before this one left half-written or half-deleted; returns the folders' names."""
         swept = []
@@ -148,7 +177,7 @@ class Catalogue:
 
     def _committed(self, ref: CheckpointRef) -> CommittedCheckpoint | None:
         try:
-            return load_manifest(self._store, folder_of(ref)).committed(self._store.location)
+            return load_manifest(self._store, folder_of(ref)).committed(f"{self._store.location}/{folder_of(ref)}")
         except FileNotFoundError:
             return None
         except ValueError as error:
@@ -179,7 +208,7 @@ class Catalogue:
             state=state,
             is_whole=is_whole,
             bytes=sum(sizes.values()),
-            committed=manifest.committed(self._store.location) if manifest else None,
+            committed=manifest.committed(f"{self._store.location}/{folder}") if manifest else None,
         )
 
 

@@ -39,14 +39,21 @@ class Choice:
     rejected: tuple[Rejected, ...] = ()
 
 
-def candidates(visible: Sequence[CheckpointRef], orders: Orders) -> list[CheckpointRef]:
-    """The checkpoints to try, best first: the named one, if any, and all that are older."""
+def candidates(visible: Sequence[CheckpointRef], orders: Orders, attempt: int) -> list[CheckpointRef]:
+    """The checkpoints to try, best first: the newest, or the named one and all that are older.
+
+    What this very attempt has committed comes before the one it was to resume from: its ranks were started again in
+    place, and their own checkpoints continue from the named one.
+    """
+    newest_first = sorted(visible, reverse=True)
     if not orders.names_resume:
-        return sorted(visible, reverse=True)
+        return newest_first
+    own = [ref for ref in newest_first if ref.attempt == attempt]
     resume = orders.resume
     if resume is None:
-        return []
-    return [resume, *sorted((ref for ref in visible if ref < resume), reverse=True)]
+        return own
+    older = [ref for ref in newest_first if ref < resume and ref not in own]
+    return [*own, *(() if resume in own else (resume,)), *older]
 
 
 def choose(store: Store, catalogue: Catalogue, orders: Orders, identity: Identity) -> Choice:
@@ -57,7 +64,7 @@ def choose(store: Store, catalogue: Catalogue, orders: Orders, identity: Identit
     """
     group = _Group(identity)
     rejected: list[Rejected] = []
-    for ref in group.from_rank_0(candidates(catalogue.visible_refs(), orders)):
+    for ref in group.from_rank_0(candidates(catalogue.visible_refs(), orders, identity.attempt)):
         damage = _verify(store, ref, group)
         if not damage:
             return Choice(ref, tuple(rejected))

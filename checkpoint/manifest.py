@@ -55,7 +55,7 @@ class Manifest:
         return sum(record.bytes for record in self.files.values())
 
     def committed(self, uri: str) -> CommittedCheckpoint:
-        """The manifest's facts in the form that the catalogue hands out."""
+        """The manifest's facts in the form that the catalogue hands out; `uri` is the checkpoint's own."""
         return CommittedCheckpoint(
             step=self.step,
             attempt=self.attempt,

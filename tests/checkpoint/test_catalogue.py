@@ -10,7 +10,7 @@ import pytest
 import xxhash
 
 from checkpoint.__main__ import main, readable_size
-from checkpoint.api import CheckpointRef, CommittedCheckpoint, EntryState, Fence, open_catalogue
+from checkpoint.api import CheckpointRef, CommittedCheckpoint, EntryState, Fence, StoreError, open_catalogue
 from checkpoint.lineage import folder_of
 from checkpoint.manifest import FileRecord, Manifest, encode_manifest
 
@@ -168,3 +168,16 @@ def test_sizes_are_readable() -> None:
         "5.0 GiB",
         "3072.0 TiB",
     ]
+
+
+def test_a_store_that_cannot_be_used_is_one_kind_of_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match=r"cannot be used.*Not a directory"):
+        open_catalogue(str(tmp_path / "file")).committed()
+    with pytest.raises(StoreError, match="cannot be used"):
+        open_catalogue(str(tmp_path / "file" / "inner")).write_fence(Fence(1))
+
+
+def test_a_committed_checkpoint_names_its_own_folder(tmp_path: Path) -> None:
+    folder = commit(tmp_path, 1)
+    assert [each.uri for each in open_catalogue(str(tmp_path)).committed()] == [str(folder)]
