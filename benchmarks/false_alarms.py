@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -46,9 +47,8 @@ NOISES: dict[str, Noise] = {
     "1 % slow 2-10x": lambda r, _: (r.uniform(2, 10) if r.random() < 0.01 else 1.0) * math.exp(r.gauss(0, 0.05)),
     "drift to 3x": lambda r, step: (1 + 2 * step / STEPS) * math.exp(r.gauss(0, 0.05)),
 }
-MEDIANS_S = (0.05, 0.25, 1.0)
-SLOW_NOISES, SLOW_MEDIAN_S = ("log-normal sigma 0.5", "1 % slow 2-10x"), 3.0
-"""Tried once with slow steps, too, whose polls are many."""
+QUICK_MEDIANS_S = (0.05, 0.25)
+SLOW = [*((name, 1.0) for name in NOISES), ("log-normal sigma 0.5", 3.0), ("1 % slow 2-10x", 3.0)]
 RANKS = 2
 PAUSES = (("checkpoint", 100, 5.0, 8.0), ("evaluation", 500, 30.0, 120.0))
 """Name, period in steps, shortest and longest duration in seconds."""
@@ -179,25 +179,46 @@ def spike_delay(jump: float, seed: int, steps: int) -> int:
     raise AssertionError(f"a jump to {jump} times the loss was not found in {len(after)} steps (seed {seed})")
 
 
+def hangs_of(name: str, median_s: float, seeds: int, steps: int) -> int:
+    """False hangs of a kind of noise over the seeds."""
+    return sum(false_hangs(NOISES[name], median_s, seed, steps)[0] for seed in range(seeds))
+
+
+def spikes_of(kind: str, seeds: int, steps: int) -> int:
+    """False spikes of a kind of loss over the seeds."""
+    return sum(false_spikes(kind, seed, steps)[0] for seed in range(seeds))
+
+
+def median_hang_delay(median_s: float) -> float:
+    """Seconds, over ten tries in a run that has become calm."""
+    return statistics.median(hang_delays(median_s, 10, 1_200))
+
+
+def median_spike_delay(jump: float) -> float:
+    """Steps, over ten seeds."""
+    return statistics.median(spike_delay(jump, seed, 1_000) for seed in range(10))
+
+
 def measured(steps: int, seeds: int) -> dict[str, dict[str, float]]:
-    """All numbers of the benchmark by table and row."""
-    table: dict[str, dict[str, float]] = {"false hangs": {}, "false spikes": {}}
-    cases = [(name, median_s, seeds) for name in NOISES for median_s in MEDIANS_S]
-    cases += [(name, SLOW_MEDIAN_S, 1) for name in SLOW_NOISES]
-    for name, median_s, tries in cases:
-        counts = [false_hangs(NOISES[name], median_s, seed, steps)[0] for seed in range(tries)]
-        table["false hangs"][f"{name}, {median_s} s steps"] = sum(counts)
-    for kind in LOSS_KINDS:
-        table["false spikes"][kind] = sum(false_spikes(kind, seed, steps)[0] for seed in range(seeds))
-    table["hang delay, s (median of 10)"] = {
-        f"{median_s} s steps": statistics.median(hang_delays(median_s, 10, 1_200))
-        for median_s in (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
-    }
-    table["spike delay, steps (median of 10)"] = {
-        f"loss x{jump}": statistics.median(spike_delay(jump, seed, 1_000) for seed in range(10))
-        for jump in (1.3, 1.5, 2.0, 3.0)
-    }
-    return table
+    """All numbers of the benchmark by table and row; slow steps need many polls and are tried with one seed."""
+    with ProcessPoolExecutor() as pool:
+        slow = [(name, median_s, 1) for name, median_s in SLOW]
+        quick = [(name, median_s, seeds) for name in NOISES for median_s in QUICK_MEDIANS_S]
+        futures: dict[str, dict[str, Future[float]]] = {
+            "false hangs": {
+                f"{name}, {median_s} s steps": pool.submit(hangs_of, name, median_s, tries, steps)
+                for name, median_s, tries in slow + quick
+            },
+            "false spikes": {kind: pool.submit(spikes_of, kind, seeds, steps) for kind in LOSS_KINDS},
+            "hang delay, s (median of 10)": {
+                f"{median_s} s steps": pool.submit(median_hang_delay, median_s)
+                for median_s in (0.05, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+            },
+            "spike delay, steps (median of 10)": {
+                f"loss x{jump}": pool.submit(median_spike_delay, jump) for jump in (1.3, 1.5, 2.0, 3.0)
+            },
+        }
+        return {title: {row: each.result() for row, each in rows.items()} for title, rows in futures.items()}
 
 
 def check(table: dict[str, dict[str, float]]) -> None:

@@ -2,7 +2,7 @@
 """Reads step and loss from the log lines of scripts that report nothing.
 
 The trap: validation lines and the bars of other loops look alike, so a pattern names what it accepts and a log is read
-with one pattern once that has shown a loss. A line without a pattern's literal costs no regular expression.
+with one pattern once a line with a loss has matched. A line without a pattern's literal costs no regular expression.
 
     parser, reading = parser.read(line)
 """
@@ -100,7 +100,7 @@ PROGRESS_BAR = _pattern(
 )
 
 WITH_LOSS = (MEGATRON, TORCHTITAN, NANOGPT, HUGGING_FACE, LIGHTNING, PLAIN)
-"""Tried in this order until one has shown a loss; that one is kept."""
+"""Tried in this order until one matches; that one is kept."""
 
 STEP_ONLY = (DEEPSPEED, PROGRESS_BAR)
 """Lines that give the step to frameworks whose loss lines have none."""
@@ -140,7 +140,7 @@ class StepParser:
 
     custom: Pattern | None = None
     chosen: Pattern | None = None
-    """The pattern that has shown a loss."""
+    """The first of the patterns with a loss that has matched."""
     step: int | None = None
     """Newest step of a line that has only that, for loss lines without one."""
     bar_total: int = 0
@@ -164,8 +164,7 @@ class StepParser:
         for pattern in WITH_LOSS if self.chosen is None else (self.chosen,):
             reading = _reading(pattern, pattern.match(line), parser.step)
             if reading is not None:
-                is_chosen = self.chosen is None and reading.loss is not None
-                return (replace(parser, chosen=pattern) if is_chosen else parser), reading
+                return replace(parser, chosen=pattern), reading
         return parser, step_reading
 
     def _read_step(self, line: str) -> tuple[StepParser, StepReading | None]:

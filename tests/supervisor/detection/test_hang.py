@@ -93,6 +93,29 @@ def test_vanished_rank_is_a_hang_and_the_first_culprit(gone: RankProgress) -> No
     assert verdicts[0].culprits[0] == 1 and "rank 1 stopped or gone" in verdicts[0].why
 
 
+def test_stop_that_lasted_through_a_pause_is_judged_a_floor_after_its_end() -> None:
+    stopped = RankProgress(2, "n1", 1191, 3.0, process_state="T")
+    paused = RankProgress(0, "n0", 1191, 60.0, "checkpoint", 60.0)
+    state, _ = polled(trained(), *(ranks(1191, 60.0, r0=paused, r2=stopped),) * 5)
+    state, verdicts = polled(state, *(ranks(1191, 70.0, r2=stopped),) * 3)
+    assert not verdicts
+    assert polled(state, ranks(1191, 70.0, r2=stopped))[1]
+
+
+def test_steps_beside_a_long_pause_are_not_learned() -> None:
+    state = trained()
+    paused = RankProgress(0, "n0", 1191, 0.1, "evaluation", 80.0)
+    during, _ = observe_progress(state, ProgressSample(120.0, ranks(1191, 0.1, r0=paused), (80.0,)))
+    after, _ = observe_progress(during, ProgressSample(121.0, ranks(1192, 0.1), (80.0,)))
+    assert learned_deadline(after) == learned_deadline(state) == 3.0
+
+
+def test_slow_first_steps_of_an_attempt_do_not_count_as_its_tail() -> None:
+    state, _ = observe_progress(relaunched(trained()), ProgressSample(200.0, ranks(1, 0.1), (90.0, 9.0, 3.0)))
+    state, _ = observe_progress(state, ProgressSample(201.0, ranks(11, 0.1), (0.1,) * 10))
+    assert learned_deadline(state) == 3.0
+
+
 def test_all_ranks_stopped_at_once_get_the_learned_deadline_since_nobody_waits_for_them() -> None:
     suspended = tuple(RankProgress(rank, "n0", 1191, 20.0, process_state="T") for rank in range(4))
     _, verdicts = polled(trained(step_s=60.0), *(suspended,) * 6)

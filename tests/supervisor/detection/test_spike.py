@@ -68,6 +68,23 @@ def test_spike_is_told_again_for_as_long_as_it_lasts_and_its_losses_stay_out_of_
     assert len({each.baseline for each in found}) == 1
 
 
+def test_gaps_within_an_episode_do_not_move_its_onset() -> None:
+    dip = normal(303, 306) + normal(306, 320, 4.0)
+    _, said = seen(SpikeState(), normal(0, 300) + normal(300, 303, 4.0) + dip)
+    assert {each.onset_step for each in spikes(said)} == {300}
+
+
+def test_nan_in_an_endless_episode_is_still_told() -> None:
+    state, _ = seen(SpikeState(), normal(0, 300) + normal(300, 555, 4.0))
+    lost = [LossSample(step, math.nan) for step in range(555, 560)]
+    assert len(spikes(seen(state, lost)[1])) == 5
+
+
+def test_excursions_of_the_gradient_norm_stay_out_of_its_baseline() -> None:
+    _, said = seen(SpikeState(), normal(0, 100) + normal(100, 400, norm=10.0))
+    assert len(said) == 299 and said[-1].grad_norm_ratio == pytest.approx(10.0)
+
+
 def test_two_episodes_have_two_onsets() -> None:
     trace = normal(0, 300) + normal(300, 310, 4.0) + normal(310, 400) + normal(400, 410, 4.0)
     assert {each.onset_step for each in spikes(seen(SpikeState(), trace)[1])} == {300, 400}
