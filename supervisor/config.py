@@ -62,6 +62,7 @@ class LaunchSettings:
     output: str
     """`none`, `rank0` or `all`."""
     report_interval_s: float
+    allow_shadowing: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -236,9 +236,18 @@ class LaunchSection(Section):
     """MiB of each rank's log kept in plain form; older parts are compressed."""
     report_interval_s: Seconds = LaunchSpec((), "", (), "").report_interval_s
     """Seconds between two reports of a node agent."""
+    allow_shadowing: bool = False
+    """Start although the script's folder has a module named like one of our packages (`checkpoint`, `supervisor`,
+    ...): for a script that uses none of ours."""
 
     def settings(self) -> config.LaunchSettings:
-        return config.LaunchSettings(self.warm, int(self.log_limit_mb * _MIB), self.output, self.report_interval_s)
+        return config.LaunchSettings(
+            warm=self.warm,
+            log_limit_bytes=int(self.log_limit_mb * _MIB),
+            output=self.output,
+            report_interval_s=self.report_interval_s,
+            allow_shadowing=self.allow_shadowing,
+        )
 
 
 class ConfigurationFile(Section):

@@ -11,16 +11,13 @@ import contextlib
 import os
 import queue
 import shutil
-import sys
 import threading
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Protocol, TextIO
 
 from supervisor.controller import wording
 from supervisor.controller.api import RunView
 from supervisor.controller.live_line import progress_line
-from supervisor.controller.output_tail import OutputTail, TailThread
 from supervisor.core.api import Severity
 
 REFRESH_S = 0.5
@@ -53,7 +50,7 @@ class Display(Protocol):
         """The stream is gone (the terminal hung up): write nothing more."""
 
     def close(self) -> None:
-        """Write what is queued and leave the stream on a fresh line."""
+        """Write what is queued and leave the stream on a fresh line; what was told last stands at its end."""
 
 
 class Writer:
@@ -115,12 +112,17 @@ class PlainDisplay:
         self._name_ranks = name_ranks
         self._shown_at = float("-inf")
         self._shown = ""
+        self._told = ""
+        self._is_last = True
 
     def told(self, at: float, severity: Severity, text: str, incident: int) -> None:
         del incident  # the core's texts name it
-        self._writer.write(f"{wording.date_and_clock(at)} {severity.value:<7} {wording.printable(text)}\n")
+        self._told = f"{wording.date_and_clock(at)} {severity.value:<7} {wording.printable(text)}\n"
+        self._is_last = True
+        self._writer.write(self._told)
 
     def output(self, rank: int | None, line: str) -> None:
+        self._is_last = False
         self._writer.write(_output_line(rank, line, name_ranks=self._name_ranks))
 
     def progress(self, view: RunView) -> None:
@@ -135,6 +137,8 @@ class PlainDisplay:
         self._writer.detach()
 
     def close(self) -> None:
+        if not self._is_last:
+            self._writer.write(self._told)
         self._writer.close()
 
 
@@ -149,6 +153,8 @@ class TerminalDisplay:
         self._lock = threading.Lock()
         self._shown_at = float("-inf")
         self._line = ""
+        self._told = ""
+        self._is_last = True
 
     def told(self, at: float, severity: Severity, text: str, incident: int) -> None:
         del incident  # the core's texts name it
@@ -158,9 +164,12 @@ class TerminalDisplay:
             start = _COLOURS[severity]
             mark = f"{start}{mark}{_RESET}"
             body = f"{start}{body}{_RESET}" if severity is Severity.URGENT else body
-        self._above(f"{wording.clock(at)} {mark} {body}\n")
+        self._told = f"{wording.clock(at)} {mark} {body}\n"
+        self._is_last = True
+        self._above(self._told)
 
     def output(self, rank: int | None, line: str) -> None:
+        self._is_last = False
         self._above(_output_line(rank, line, name_ranks=self._name_ranks))
 
     def progress(self, view: RunView) -> None:
@@ -181,6 +190,8 @@ class TerminalDisplay:
             if self._line:
                 self._writer.write("\n")
             self._line = ""
+            if not self._is_last:
+                self._writer.write(self._told)
             self._writer.close()
 
     def _above(self, text: str) -> None:
@@ -193,44 +204,6 @@ def display_for(stream: TextIO, environment: Mapping[str, str], *, name_ranks: b
     if stream.isatty() and environment.get("TERM", "dumb") != "dumb":
         return TerminalDisplay(stream, name_ranks=name_ranks, colour=not environment.get("NO_COLOR"))
     return PlainDisplay(stream, name_ranks=name_ranks)
-
-
-class RunDisplay:
-    """A display that also shows the output of the ranks, as far as `output` wants it."""
-
-    def __init__(self, shown: Display, folder: Path, output: str) -> None:
-        self._shown = shown
-        self._last: tuple[float, Severity, str, int] | None = None
-        self._is_last = True
-        tail = OutputTail(folder / "attempts", self.output, every_rank=output == "all")
-        self._tail = TailThread(tail) if output != "none" else None
-
-    def told(self, at: float, severity: Severity, text: str, incident: int) -> None:
-        self._last, self._is_last = (at, severity, text, incident), True
-        self._shown.told(at, severity, text, incident)
-
-    def output(self, rank: int | None, line: str) -> None:
-        self._is_last = False
-        self._shown.output(rank, line)
-
-    def progress(self, view: RunView) -> None:
-        self._shown.progress(view)
-
-    def detach(self) -> None:
-        self._shown.detach()
-
-    def close(self) -> None:
-        """How the run ended stands on the last line, even where output was shown after it."""
-        if self._tail is not None:
-            self._tail.close()
-        if self._last is not None and not self._is_last:
-            self._shown.told(*self._last)
-        self._shown.close()
-
-
-def open_display(output: str, folder: Path) -> Display:
-    """What `supervisor run` shows on its standard output: `output` is `none`, `rank0` or `all`."""
-    return RunDisplay(display_for(sys.stdout, os.environ, name_ranks=output == "all"), folder, output)
 
 
 def _output_line(rank: int | None, line: str, *, name_ranks: bool) -> str:
