@@ -50,6 +50,7 @@ class Starter:
         self._standby: Standby | None = None
         self._standby_spec: LaunchSpec | None = None
         self._standbys = 0
+        self._is_ready_told = False
         self._no_standby_for: LaunchSpec | None = None
         self._why_cold = ""
 
@@ -70,6 +71,9 @@ class Starter:
             self._why_cold = f"the standby had died; see {self._folders.own / 'standby.log'}"
             self._no_standby_for = self._standby_spec
             self.end_standby()
+        if self._standby is not None and not self._is_ready_told and self._standby.is_ready():
+            self._is_ready_told = True
+            _log.info("a standby is ready: %s", self._standby.plan.mode)
         spec = running.spec
         if self._standby is not None or spec.warm == "off" or self._no_standby_for == _lasting(spec):
             return
@@ -85,7 +89,7 @@ class Starter:
                 folder=self._folders.own,
                 exit_file=self._folders.exit_file(name),
             )
-            self._standby_spec = _lasting(spec)
+            self._standby_spec, self._is_ready_told = _lasting(spec), False
         except WarmError as error:
             self._no_standby_for, self._why_cold = _lasting(spec), str(error)
             _log.info("no standby: %s", error)
