@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from checkpoint import Checkpointer
 
@@ -30,13 +32,19 @@ def build(mode: str) -> dict[str, Any]:
     )
     if mode == "ddp":
         model = torch.nn.parallel.DistributedDataParallel(model)
+    replica: torch.Tensor = torch.zeros(4)
     if mode == "fsdp":
-        from torch.distributed.fsdp import fully_shard
-
         fully_shard(model)
+        replica = distribute_tensor(replica, init_device_mesh("cpu", (dist.get_world_size(),)), [Replicate()])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
-    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "average": torch.zeros(2)}
+    return {
+        "model": model,
+        "optimizer": optimizer,
+        "scheduler": scheduler,
+        "average": torch.zeros(2),
+        "replica": replica,
+    }
 
 
 def train_step(state: dict[str, Any], step: int) -> float:
@@ -47,13 +55,14 @@ def train_step(state: dict[str, Any], step: int) -> float:
     state["optimizer"].step()
     state["scheduler"].step()
     state["average"] += step
+    state["replica"] += step
     return float(loss.item())
 
 
 def digest(state: dict[str, Any]) -> str:
     found = hashlib.sha256()
     optimizer = state["optimizer"].state_dict()["state"]
-    tensors = [*state["model"].state_dict().values(), state["average"]]
+    tensors = [*state["model"].state_dict().values(), state["average"], state["replica"]]
     tensors += [each for moments in optimizer.values() for each in moments.values()]
     for tensor in tensors:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor

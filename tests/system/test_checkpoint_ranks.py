@@ -76,4 +76,4 @@ def test_a_sharded_state_loads_whole_in_one_process(tmp_path: Path) -> None:
     state = checkpoint_program.build("bare")
     with Checkpointer(folder) as checkpointer:
         assert checkpointer.restore(state) == 3
-    assert state["average"].eq(6).all()
+    assert state["average"].eq(6).all() and state["replica"].eq(6).all()
