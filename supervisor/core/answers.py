@@ -97,7 +97,8 @@ def _answer(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
     """First match wins: the user's to fix, hopeless, spike, bad node, service away, plain relaunch."""
     failure, verdict, launch = state.failure, event.verdict, state.relaunch
     assert failure is not None and launch is not None
-    told = warning(f"incident {state.incident} is {verdict.reason} ({verdict.category.value}): {verdict.explanation}")
+    what = f"{verdict.reason} ({verdict.category.value}): {verdict.explanation}"
+    told = warning(f"incident {state.incident} is {what}", state.incident)
     if verdict.action is Action.FIX_USER:
         text = f"{verdict.reason}: {verdict.explanation}. What to do: {verdict.suggestion}"
         return abandoned(state, verdict.reason, text)

@@ -37,6 +37,7 @@ def urgent(text: str, incident: int = 0) -> Notify:
 
 def launching(state: RunState, at: float, policy: Policy, launch: Launch, *told: Notify) -> Step:
     """Checkpoints beyond an explicit resume step become invisible in the store with this launch, so they go here."""
+    launch = _with_healthy_resume(state, launch)
     state = _going_back(state, launch)
     reached = max((s for s in (state.newest_step, state.step) if s is not None), default=None)
     entered = replace(
@@ -59,6 +60,16 @@ def launching(state: RunState, at: float, policy: Policy, launch: Launch, *told:
         proposal=None,
     )
     return entered, (*told, launch)
+
+
+def _with_healthy_resume(state: RunState, launch: Launch) -> Launch:
+    """The checkpoint was chosen some time ago and may have turned out to be unhealthy since."""
+    chosen = launch.resume
+    unhealthy = {(c.step, c.attempt) for c in state.checkpoints if c.healthy is False}
+    if chosen is None or (chosen.step, chosen.attempt) not in unhealthy:
+        return launch
+    resume = newest(state.checkpoints, step=chosen.step)
+    return replace(launch, resume=resume, from_nothing=resume is None)
 
 
 def _going_back(state: RunState, launch: Launch) -> RunState:

@@ -29,6 +29,10 @@ def launch_failed(*, permanent: bool) -> e.LaunchFailed:
     return e.LaunchFailed(1002.0, 1, "no such program: train.py", permanent)
 
 
+def unhealthy(step: int) -> e.CheckpointCommitted:
+    return e.CheckpointCommitted(1100.0, 2, Checkpoint(step, 1, step, healthy=False))
+
+
 def a_day_later(journey: Journey) -> Journey:
     journey.later(86_400.0)
     return journey
@@ -186,6 +190,18 @@ SCENARIOS = (
         lambda: training().commit(80).crash().train(85).crash(NOT_NAMED).deadline(),
         Phase.LAUNCHING,
         (d.Launch(3, resume=AT_80),),
+    ),
+    Scenario(
+        "the checkpoint turns out to be unhealthy during the wait: the next older one",
+        lambda: training().commit(70).commit(80).crash().train(85).crash(NOT_NAMED).feed(unhealthy(80)).deadline(),
+        Phase.LAUNCHING,
+        (d.Launch(3, resume=Checkpoint(70, 1, 70)),),
+    ),
+    Scenario(
+        "every checkpoint turns out to be unhealthy: from nothing",
+        lambda: training().commit(80).crash().train(85).crash(NOT_NAMED).feed(unhealthy(80)).deadline(),
+        Phase.LAUNCHING,
+        (d.Launch(3, from_nothing=True),),
     ),
     Scenario(
         "progress beyond the newest step makes the next relaunch immediate",
