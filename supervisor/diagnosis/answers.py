@@ -47,14 +47,19 @@ def from_clue(case: Case, clue: Clue, clues: list[Clue], *, names_culprit: bool 
     twins = {other.rank for other in same if _is_same_error(clue, other)} - {clue.rank}
     is_of_all = bool(twins) and row.trust in {Trust.PYTHON, Trust.LOCAL} and row.blames in {"user", "service"}
     names_culprit = names_culprit and not is_of_all
-    explanation = row.explanation
+    action = row.action
+    explanation = row.explanation + _place(clue)
     if is_of_all:
         explanation += f" {len(twins) + 1} ranks met the same error, so no node is to blame."
+    if action is Action.ISOLATE_NODE_AND_RESTART and row.trust is Trust.LOCAL and _is_on_many_nodes(clue, clues):
+        action = Action.FIX_USER if row.reason == "CUDAError" else Action.RESTART_SAME
+        names_culprit = False
+        explanation += " Several nodes say the same, so no single node is to blame."
     proofs = [clue.where, *(other.where for other in same), *_reported_lines(case, clue.rank)]
     others = [other.where for other in clues if other.signature.reason != row.reason]
     return Diagnosis(
         row.reason,
-        row.action,
+        action,
         _CONFIDENCE[row.trust],
         explanation,
         row.suggestion,
@@ -67,6 +72,23 @@ def from_clue(case: Case, clue: Clue, clues: list[Clue], *, names_culprit: bool 
         service=row.service or (service_of(clue.error) if row.reason == "ConnectionError" else None),
         fatal=row.fatal,
     )
+
+
+def _place(clue: Clue) -> str:
+    """Where a Python error was raised: the innermost frame outside of installed libraries, else the innermost."""
+    if clue.error is None or not clue.error.frames:
+        return ""
+    own = [
+        frame for frame in clue.error.frames if "/site-packages/" not in frame.file and "/lib/python" not in frame.file
+    ]
+    frame = (own or clue.error.frames)[-1]
+    return f" Raised at {frame.file}:{frame.line}" + (f" in {frame.function}." if frame.function else ".")
+
+
+def _is_on_many_nodes(clue: Clue, clues: Sequence[Clue]) -> bool:
+    """A network port's event is told by each node that sees it, so only a rank's own GPU counts here."""
+    nodes = {other.node for other in clues if other.signature is clue.signature and other.node is not None}
+    return clue.signature.reason in {"CUDAError", "ECCError"} and len(nodes) > 1
 
 
 def _is_same_error(one: Clue, other: Clue) -> bool:

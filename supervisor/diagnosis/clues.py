@@ -81,13 +81,13 @@ class Scanner:
 
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
-        literals = {*_EXTRA_LITERALS, *LAUNCHER_LITERALS}
-        self._extra = re.compile(trie_pattern(literals))
+        literals = {*matcher.literals, *_EXTRA_LITERALS, *LAUNCHER_LITERALS}
+        self._interesting = re.compile(trie_pattern(literals))
         self._order = 0
 
     def scan(self, source: LogSource, lines: Iterable[str]) -> Findings:
         """Read all of `lines`; what is kept is bounded whatever their number and length."""
-        return _Scan(self._matcher, self._extra, source, self._order).run(lines, self._advance)
+        return _Scan(self._matcher, self._interesting, source, self._order).run(lines, self._advance)
 
     def scan_error_file(self, source: LogSource, text: str) -> Findings:
         """Read torch elastic's error.json, which one rank wrote about its own end."""
@@ -112,9 +112,9 @@ class Scanner:
 class _Scan:
     """One log being read."""
 
-    def __init__(self, matcher: Matcher, extra: re.Pattern[str], source: LogSource, order: int) -> None:
+    def __init__(self, matcher: Matcher, interesting: re.Pattern[str], source: LogSource, order: int) -> None:
         self._matcher = matcher
-        self._extra = extra
+        self._interesting = interesting
         self._source = source
         self._start = order
         self._findings = Findings(source)
@@ -122,30 +122,28 @@ class _Scan:
         self._streams: dict[int | None, _Stream] = {}
         self._per_family: Counter[tuple[str, int | None]] = Counter()
         self._recent: deque[str] = deque(maxlen=_REMEMBERED_LINES)
+        self._last_at: float | None = None
         self._last_progress = 0
         self._open_streams = 0
 
     def run(self, lines: Iterable[str], advance: Callable[[int], None]) -> Findings:
         number = 0
+        has_rank = self._source.rank is not None
         for number, raw in enumerate(lines, start=1):
             text = raw[:MAX_LINE_CHARS]
             lowered = text.lower()
-            if "loss" in lowered and _PROGRESS.search(text):
+            if (has_rank or not self._last_progress) and "loss" in lowered and _PROGRESS.search(text):
                 self._last_progress = number
-            if (
-                self._open_streams
-                or self._launcher.in_block
-                or self._launcher.in_traceback
-                or self._is_interesting(text, lowered)
-            ):
+            if self._is_open() or self._interesting.search(lowered) is not None:
                 self._read(text, number)
             self._recent.append(text)
         advance(number)
         self._findings.lines = number
         return self._finish()
 
-    def _is_interesting(self, text: str, lowered: str) -> bool:
-        return self._extra.search(lowered) is not None or self._matcher.may_match(text)
+    def _is_open(self) -> bool:
+        """True while a traceback or a launcher's block is being read, so that no line may be left out."""
+        return self._open_streams > 0 or self._launcher.in_block or self._launcher.in_traceback
 
     def _read(self, raw: str, number: int) -> None:
         line = strip(raw)
@@ -168,7 +166,8 @@ class _Scan:
     def _read_launcher(self, line: Line, raw: str, number: int) -> bool:
         """True when the line is part of a traceback that the launcher repeats in its block."""
         before = len(self._launcher.exits)
-        self._launcher.feed(line.text, number)
+        if self._launcher.has_use_for(line.text):
+            self._launcher.feed(line.text, number)
         for reported in self._launcher.exits[before:]:
             self._findings.exits.append((reported, self._evidence(raw, number), self._start + number))
         return self._launcher.in_traceback
@@ -206,11 +205,12 @@ class _Scan:
         """A line without a time stamp was written after the last one that has one."""
         if line.at is not None:
             return line
-        for raw in reversed(self._recent):
-            at = strip(raw).at
+        while self._recent:
+            at = strip(self._recent.pop()).at
             if at is not None:
-                return Line(line.text, line.rank, line.local_rank, line.node, at)
-        return line
+                self._recent.clear()
+                self._last_at = at
+        return replace(line, at=self._last_at)
 
     def _evidence(self, raw: str, number: int) -> EvidenceLine:
         return EvidenceLine(self._source.name, number, raw.rstrip("\r\n")[:_KEPT_TEXT_CHARS])

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 
 from supervisor.diagnosis.exits import as_signal
+from supervisor.diagnosis.literals import trie_pattern
 from supervisor.diagnosis.tracebacks import PythonError, TracebackReader, parse_tracebacks
 
 LITERALS = (
@@ -30,6 +31,7 @@ LITERALS = (
 )
 """In lower case: the strings of which a line holds one when `LauncherReader` has any use for it outside a block."""
 
+_ANY_LITERAL = re.compile(trie_pattern(LITERALS))
 _SIGNAL_WORDS = {
     "Bus error": -7,
     "Segmentation fault": -11,
@@ -92,6 +94,10 @@ class LauncherReader:
             self.in_block = False
             return True
         return self._feed_field(text, line_number) or self._feed_line(text, line_number)
+
+    def has_use_for(self, text: str) -> bool:
+        """False when `feed` would not look at the line; cheap."""
+        return self.in_block or self.in_traceback or _ANY_LITERAL.search(text.lower()) is not None
 
     @property
     def in_traceback(self) -> bool:

@@ -111,11 +111,8 @@ class Matcher:
             literals.update(needed)
             rows.append((row, re.compile(row.pattern), needed))
         self._rows = tuple(rows)
+        self.literals = frozenset(literals)
         self._literal = re.compile(trie_pattern(literals))
-
-    def may_match(self, text: str) -> bool:
-        """False when no row can match `text`; cheap, for the mass of the lines."""
-        return self._literal.search(text.lower()) is not None
 
     def match(self, text: str) -> Signature | None:
         """The first row that matches `text`, a line without its prefixes."""

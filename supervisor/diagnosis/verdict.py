@@ -8,6 +8,7 @@ looked at only when the ones above are empty, so a loud symptom never wins over 
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 
 from supervisor.diagnosis import exits as exit_rules
@@ -21,6 +22,7 @@ from supervisor.diagnosis.model import UNKNOWN, Action, Diagnosis, EvidenceLine,
 from supervisor.diagnosis.signatures import Trust
 
 _SURVIVED_CONFIDENCE = 0.3
+_KILLED_WORKER = "dataloader_killed_memory"
 _MOST_HANG_EVIDENCE = 5
 _KERNEL_LATE_S = 300.0
 _KERNEL_EARLY_S = 3600.0
@@ -39,6 +41,7 @@ def judge(case: Case) -> Diagnosis:
         _by_hang,
         _by_soft,
         _by_reported_end,
+        _by_silent_end,
         _by_symptom,
         _by_survived,
     ):
@@ -73,6 +76,8 @@ def _by_own_error(case: Case, clues: list[Clue], ended: _Ended) -> Diagnosis | N
     best = _earliest(local or python)
     if not local and ended is not None and _ended_before(best, ended):
         return None
+    if case.exits and best.signature.name == _KILLED_WORKER:
+        return _killed_worker(from_clue(case, best, clues))
     return _storage_then_damage(from_clue(case, best, clues), clues)
 
 
@@ -118,6 +123,22 @@ def _by_reported_end(case: Case, clues: list[Clue], _ended: _Ended) -> Diagnosis
             node = reported.node or node_of(case, reported.rank)
             rank = reported.rank if reported.rank is not None else reported.local_rank
             return from_rule(case, rule, clues, rank=rank, node=node, where=where)
+    return None
+
+
+def _by_silent_end(case: Case, clues: list[Clue], _ended: _Ended) -> Diagnosis | None:
+    """Where others complain of a peer, the rank that ended with an error and without a word is that peer."""
+    speaking = {clue.rank for clue in clues if clue.signature.trust in {Trust.PEER, Trust.WATCHDOG}} - {None}
+    if not speaking:
+        return None
+    silent = exit_rules.first_telling([e for e in case.exits if e.rank not in speaking], case.stopped_by_us)
+    if silent is not None:
+        return from_rule(case, silent[1], clues, rank=silent[0].rank, node=silent[0].node)
+    for reported, where, rule in _reported(case):
+        rank = reported.rank if reported.rank is not None else reported.local_rank
+        is_abort = reported.code in {-signal.SIGABRT, None}
+        if not case.exits and rank is not None and rank not in speaking and not is_abort:
+            return from_rule(case, rule, clues, rank=rank, node=reported.node, where=where)
     return None
 
 
@@ -203,6 +224,18 @@ def _ended_before(best: Clue, ended: tuple[RankExit, ExitRule]) -> bool:
     return one.at is not None and best.epoch is not None and one.at <= best.epoch
 
 
+def _killed_worker(diagnosis: Diagnosis) -> Diagnosis:
+    """With the kernel's log at hand and no word of memory in it, the worker was killed by something else."""
+    return replace(
+        diagnosis,
+        reason="DataloaderKilled",
+        action=Action.RESTART_SAME,
+        confidence=0.5,
+        explanation="A dataloader worker was killed from outside; no kernel line speaks of memory running out.",
+        suggestion="Restart; when it repeats, use fewer workers or less prefetch and watch the host's memory.",
+    )
+
+
 def _storage_then_damage(diagnosis: Diagnosis, clues: list[Clue]) -> Diagnosis:
     """A full storage that left a damaged checkpoint behind needs more than waiting: the step before it."""
     damaged = any(clue.signature.reason == "CheckpointCorruption" for clue in clues)
@@ -220,7 +253,7 @@ def _from_symptoms(case: Case, symptoms: list[Clue], clues: list[Clue]) -> Diagn
         return diagnosis
     parsed = [parse_timeout(clue.where.text, clue.rank) for clue in symptoms]
     speaking = [clue.rank for clue in symptoms if clue.rank is not None]
-    reading = read_timeouts([t for t in parsed if t is not None], speaking, case.world_size)
+    reading = read_timeouts([t for t in parsed if t is not None], speaking, case.world_size or len(case.exits) or None)
     text = f"{diagnosis.explanation} {reading.note}".strip()
     if reading.is_frozen:
         text = (

@@ -81,6 +81,40 @@ def test_a_rank_that_was_killed_first_makes_its_neighbours_error_an_echo() -> No
     assert (diagnosis.reason, diagnosis.rank, diagnosis.action) == ("NodeFailure", 1, Action.RESTART_SAME)
 
 
+def test_where_others_complain_the_rank_that_left_without_a_word_is_the_culprit() -> None:
+    sources = ranks(traceback(PEER), [])
+    diagnosis = diagnose(sources, [RankExit(0, "node-0", 1, 100.0), RankExit(1, "node-0", 3, 100.4)])
+    assert (diagnosis.reason, diagnosis.rank, diagnosis.action) == ("Unknown", 1, Action.FIX_USER)
+    stopped = diagnose(sources, [RankExit(0, "node-0", 1, 100.0), RankExit(1, "node-0", -15, 100.4)])
+    assert (stopped.reason, stopped.rank, stopped.action) == ("ExternalStop", 1, Action.RESTART_SAME)
+
+
+def test_a_driver_error_on_several_nodes_isolates_none_of_them() -> None:
+    error = traceback("RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version")
+    alone = diagnose(ranks(error, [], [], []))
+    assert (alone.action, alone.node) == (Action.ISOLATE_NODE_AND_RESTART, "node-0")
+    everywhere = diagnose(ranks(error, error, error, error))
+    assert (everywhere.action, everywhere.node) == (Action.FIX_USER, None)
+
+
+def test_peers_messages_alone_are_restarted() -> None:
+    diagnosis = diagnose(ranks(traceback(PEER), traceback(PEER)))
+    assert (diagnosis.reason, diagnosis.action, diagnosis.rank) == ("NodeFailure", Action.RESTART_SAME, None)
+
+
+def test_a_worker_killed_without_a_word_of_memory_is_restarted_when_seen_live() -> None:
+    sources = ranks(traceback("RuntimeError: DataLoader worker (pid 8102) is killed by signal: Killed. "))
+    assert diagnose(sources).reason == "OutOfMemoryError"
+    live = diagnose(sources, [RankExit(0, "node-0", 1, 100.0)])
+    assert (live.reason, live.action) == ("DataloaderKilled", Action.RESTART_SAME)
+
+
+def test_the_place_of_a_python_error_is_named_outside_of_libraries() -> None:
+    lines = traceback("TypeError: x")
+    lines[3:3] = ['  File "/usr/lib/python3.11/site-packages/torch/nn/m.py", line 3, in forward', "    y"]
+    assert "Raised at train.py:9 in main." in diagnose(ranks(lines)).explanation
+
+
 def test_an_own_error_before_a_kill_stays_the_cause() -> None:
     sources = ranks(traceback("RuntimeError: bad shape"), [])
     exits = [RankExit(0, "node-0", 1, 100.0), RankExit(1, "node-0", -9, 130.0)]
