@@ -128,11 +128,10 @@ class _Scan:
 
     def run(self, lines: Iterable[str], advance: Callable[[int], None]) -> Findings:
         number = 0
-        has_rank = self._source.rank is not None
         for number, raw in enumerate(lines, start=1):
             text = raw[:MAX_LINE_CHARS]
             lowered = text.lower()
-            if (has_rank or not self._last_progress) and "loss" in lowered and _PROGRESS.search(text):
+            if "loss" in lowered and _PROGRESS.search(text):
                 self._last_progress = number
             if self._is_open() or self._interesting.search(lowered) is not None:
                 self._read(text, number)
@@ -223,14 +222,18 @@ class _Scan:
             self._add_error(error, line, error.text, self._start + error.line_number, survived=False)
         findings = self._findings
         findings.has_progress = self._last_progress > 0
-        if self._source.rank is not None and self._source.stream is not Stream.KERNEL:
+        if self._source.stream is not Stream.KERNEL:
             findings.clues = [self._judge_survival(clue) for clue in findings.clues]
         findings.clues.sort(key=lambda clue: clue.order)
         return findings
 
     def _judge_survival(self, clue: Clue) -> Clue:
-        """A rank that went on to report steps did survive the line."""
-        if clue.where.line_number >= self._last_progress:
+        """A rank that went on to report steps did survive the line.
+
+        Where a log mixes ranks, another one may have reported them, so there it is said of outside services only.
+        """
+        is_of_service = clue.signature.trust is Trust.SOFT and clue.signature.blames == "service"
+        if clue.where.line_number >= self._last_progress or (self._source.rank is None and not is_of_service):
             return clue
         return replace(clue, is_survived=True)
 

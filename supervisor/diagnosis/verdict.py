@@ -24,6 +24,7 @@ from supervisor.diagnosis.signatures import Trust
 _SURVIVED_CONFIDENCE = 0.3
 _KILLED_WORKER = "dataloader_killed_memory"
 _MOST_HANG_EVIDENCE = 5
+_ECHOES = frozenset({"RuntimeError", "ConnectionError", "OSError"})
 _KERNEL_LATE_S = 300.0
 _KERNEL_EARLY_S = 3600.0
 
@@ -107,8 +108,11 @@ def _by_hang(case: Case, clues: list[Clue], _ended: _Ended) -> Diagnosis | None:
 
 
 def _by_soft(case: Case, clues: list[Clue], _ended: _Ended) -> Diagnosis | None:
-    soft = [clue for clue in clues if clue.signature.trust is Trust.SOFT and not clue.is_survived]
-    if not soft:
+    soft = [clue for clue in clues if clue.signature.trust is Trust.SOFT]
+    is_failed = bool(case.exits or _reported(case)) or any(
+        clue.signature.is_symptom and clue.signature.service is None for clue in clues
+    )
+    if not soft or (not is_failed and all(clue.is_survived for clue in soft)):
         return None
     setting = [clue for clue in clues if clue.signature.trust is Trust.SETTING]
     best = _earliest(soft)
@@ -219,7 +223,7 @@ def _earliest(clues: list[Clue]) -> Clue:
 def _ended_before(best: Clue, ended: tuple[RankExit, ExitRule]) -> bool:
     """True when another rank was killed or crashed before the exception, which then is its echo."""
     one, rule = ended
-    if rule.is_symptom or rule.reason == UNKNOWN or one.rank == best.rank:
+    if rule.is_symptom or rule.reason == UNKNOWN or one.rank == best.rank or best.signature.reason not in _ECHOES:
         return False
     return one.at is not None and best.epoch is not None and one.at <= best.epoch
 

@@ -250,6 +250,34 @@ def test_a_healthy_log_has_no_failure() -> None:
     assert "No failure found in 60 lines" in diagnosis.explanation
 
 
+def test_a_service_that_was_tried_again_while_training_went_on_is_no_failure() -> None:
+    lines = [*training(5), "Retrying in 1s [Retry 1/5].", "wandb: Network error (ReadTimeout), entering retry loop."]
+    assert not diagnose([LogSource("job.log", [*lines, *training(5)])]).found_failure
+    stopped = diagnose([LogSource("job.log", lines)])
+    assert (stopped.reason, stopped.service) == ("ConnectionError", "huggingface")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "validation error rate 0.12",
+        "0 errors, 0 warnings",
+        "UserWarning: Error bars are not shown",
+        "[W socket.cpp:697] [c10d] The hostname of the client socket cannot be retrieved. err=-3",
+        "step 4 loss: 2.1 | number of nan iterations: 0 | inf checks: on",
+        "NCCL INFO Connected all trees",
+        "saving checkpoint; exit code of the last hook: 0",
+    ],
+)
+def test_ordinary_lines_are_no_failure(line: str) -> None:
+    assert not diagnose([LogSource("job.log", [*training(3), line, *training(3)])]).found_failure
+
+
+def test_a_wrong_value_is_never_called_the_echo_of_a_crash() -> None:
+    exits = [RankExit(0, "node-0", 1, 101.0), RankExit(1, "node-0", -11, 100.0)]
+    assert diagnose(ranks(traceback("ValueError: boom"), []), exits).reason == "ValueError"
+
+
 def test_the_json_object_has_the_fields_that_others_script_against() -> None:
     answer = to_json(diagnose(ranks(traceback("ValueError: boom"))))
     assert answer["reason"] == "ValueError" and answer["category"] == "framework" and answer["action"] == "fix_user"
