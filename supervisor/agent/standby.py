@@ -271,7 +271,9 @@ def _show_without_own_frames(
     below = trace
     while below is not None and below.tb_frame.f_code.co_filename == __file__:
         below = below.tb_next
-    sys.__excepthook__(kind, error, below if below is not None else trace)
+    # The interpreter shows the traceback of the exception itself, whatever it is handed.
+    error.__traceback__ = below if below is not None else trace
+    sys.__excepthook__(kind, error, error.__traceback__)
 
 
 if __name__ == "__main__":
