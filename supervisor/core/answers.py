@@ -25,6 +25,7 @@ from supervisor.core.transitions import (
     warning,
 )
 from supervisor.core.values import (
+    UNKNOWN,
     Action,
     Category,
     Checkpoint,
@@ -84,6 +85,10 @@ def on_diagnosed(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
         ),
     )
     return _answer(judged, event, policy)
+
+
+def on_diagnosis_overdue(state: RunState, at: float, policy: Policy) -> Step:
+    return on_diagnosed(state, e.Diagnosed(at, state.attempt, UNKNOWN), policy)
 
 
 def _listed(state: RunState, listed: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
@@ -241,6 +246,10 @@ def on_probed(state: RunState, event: e.Probed, policy: Policy) -> Step:
     text = "the node test decided nothing" if event.undecided else "the node test found every node healthy"
     told = warning(f"{text}; the same nodes are tried again {event.detail}".rstrip(), state.incident)
     return relaunch(state, event.at, policy, state.relaunch, backoff(state, policy, 0.0), told)
+
+
+def on_probe_overdue(state: RunState, at: float, policy: Policy) -> Step:
+    return on_probed(state, e.Probed(at, state.attempt, (), state.nodes, "no answer in time"), policy)
 
 
 def isolate(state: RunState, at: float, policy: Policy, nodes: tuple[str, ...], why: str) -> Step:

@@ -13,6 +13,7 @@ randomness, no I/O, and no exception for anything that the world can do.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 from supervisor.core import answers, failures, orders, spikes
@@ -34,7 +35,7 @@ from supervisor.core.transitions import (
     waiting,
     warning,
 )
-from supervisor.core.values import UNKNOWN, Failure, FailureKind, Phase, WaitFor
+from supervisor.core.values import Failure, FailureKind, Phase, WaitFor
 
 if sys.version_info >= (3, 11):
     from typing import assert_never
@@ -80,19 +81,21 @@ def advance(state: RunState | None, event: e.Event, policy: Policy) -> Step:
 
     Raises ValueError only for a journal that does not begin with RunSubmitted.
     """
-    if isinstance(event, e.RunSubmitted):
-        return submit(state, event, policy)
     if state is None:
-        raise ValueError(f"the first event of a run is RunSubmitted, not {type(event).__name__}")
-    if state.is_final or getattr(event, "attempt", state.attempt) != state.attempt:
+        if not isinstance(event, e.RunSubmitted):
+            raise ValueError(f"the first event of a run is RunSubmitted, not {type(event).__name__}")
+        return submit(None, event, policy)
+    if state.is_final and not isinstance(event, e.RunSubmitted):
         return unchanged(state)
-    return _advance_living(state, event, policy)
+    if getattr(event, "attempt", state.attempt) != state.attempt:
+        return unchanged(state)
+    return _advance_begun(state, event, policy)
 
 
-def _advance_living(state: RunState, event: e.Event, policy: Policy) -> Step:  # noqa: C901  (one line a kind of event)
+def _advance_begun(state: RunState, event: e.Event, policy: Policy) -> Step:  # noqa: C901  (one line a kind of event)
     match event:
         case e.RunSubmitted():
-            return unchanged(state)
+            return submit(state, event, policy)
         case e.ControllerReturned():
             return _on_controller_returned(state, event, policy)
         case e.AttemptStarted():
@@ -126,7 +129,7 @@ def _advance_living(state: RunState, event: e.Event, policy: Policy) -> Step:  #
         case e.StopSignalled():
             return orders.on_stop_signalled(state, event, policy)
         case e.TimePassed():
-            return unchanged(state) if event.at < state.deadline else _on_deadline(state, event.at, policy)
+            return unchanged(state) if event.at < state.deadline else ON_DEADLINE[state.phase](state, event.at, policy)
     assert_never(event)
 
 
@@ -237,25 +240,6 @@ def _on_stopped(state: RunState, event: e.AttemptEnded, policy: Policy) -> Step:
     return launching(state, event.at, policy, launch)
 
 
-def _on_deadline(state: RunState, at: float, policy: Policy) -> Step:
-    match state.phase:
-        case Phase.LAUNCHING:
-            return failures.on_no_first_step(state, at, policy)
-        case Phase.TRAINING:
-            return failures.on_no_reports(state, at, policy)
-        case Phase.STOPPING:
-            return _on_stop_overdue(state, at, policy)
-        case Phase.DIAGNOSING:
-            return answers.on_diagnosed(state, e.Diagnosed(at, state.attempt, UNKNOWN), policy)
-        case Phase.PROBING:
-            return answers.on_probed(state, e.Probed(at, state.attempt, (), state.nodes, "no answer in time"), policy)
-        case Phase.WAITING:
-            return _on_wait_over(state, at, policy)
-        case Phase.SUCCEEDED | Phase.ABANDONED:
-            return unchanged(state)
-    assert_never(state.phase)
-
-
 def _on_stop_overdue(state: RunState, at: float, policy: Policy) -> Step:
     if isinstance(state.pending, Finish):
         stop = Stop(state.attempt, state.incident, 0.0, evidence=False)
@@ -276,3 +260,14 @@ def _on_wait_over(state: RunState, at: float, policy: Policy) -> Step:
         return answers.relaunch(state, at, policy, state.relaunch, 0.0)
     text = f"still waiting for {state.waiting_for.value}" + (f": {state.proposal.text}" if state.proposal else "")
     return replace(state, deadline=at + policy.person_s), (urgent(text, state.incident),)
+
+
+ON_DEADLINE: dict[Phase, Callable[[RunState, float, Policy], Step]] = {
+    Phase.LAUNCHING: failures.on_no_first_step,
+    Phase.TRAINING: failures.on_no_reports,
+    Phase.STOPPING: _on_stop_overdue,
+    Phase.DIAGNOSING: answers.on_diagnosis_overdue,
+    Phase.PROBING: answers.on_probe_overdue,
+    Phase.WAITING: _on_wait_over,
+}
+"""Every phase but the final ones, whose deadline is infinite."""

@@ -76,18 +76,20 @@ def _going_back(state: RunState, launch: Launch) -> RunState:
     if launch.resume is None and not launch.from_nothing:
         return state
     resume_step = -1 if launch.resume is None else launch.resume.step
-    if all(c.healthy is False for c in state.checkpoints if c.step > resume_step):
-        return replace(state, checkpoints=tuple(c for c in state.checkpoints if c.step <= resume_step))
-    return rolled_back(state, launch)
+    beyond = newest(c for c in state.checkpoints if c.step > resume_step)
+    return state if beyond is None else rolled_back(state, launch)
 
 
 def rolled_back(state: RunState, launch: Launch) -> RunState:
-    """Steps and checkpoints beyond the resume step no longer count, so training them anew is progress."""
+    """Steps and checkpoints beyond the resume step no longer count, so training them anew is progress.
+
+    That a checkpoint is unhealthy is remembered, in case it is told of once more.
+    """
     resume_step = -1 if launch.resume is None else launch.resume.step
     first = max(0, resume_step)
     return replace(
         state,
-        checkpoints=tuple(c for c in state.checkpoints if c.step <= resume_step),
+        checkpoints=tuple(c for c in state.checkpoints if c.step <= resume_step or c.healthy is False),
         newest_step=None if state.newest_step is None else min(state.newest_step, first),
         step=None if state.step is None else min(state.step, first),
     )

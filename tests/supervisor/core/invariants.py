@@ -49,7 +49,7 @@ class Memory:
                 self.one_attempt_at_a_time(decision, after)
                 self.resumes_from_what_may_be_resumed_from(decision)
                 self.launch_says_what_the_state_knows(decision, after)
-                self.budgets_are_kept(event, world.policy)
+                self.budgets_are_kept(before, event, world.policy)
         self.skips_grow_and_exclusions_stay(before, event, after)
         self.a_freeze_holds(before, event, made)
         self.the_absent_decide_nothing(event, made)
@@ -105,14 +105,15 @@ class Memory:
             assert self.visible.get((launch.resume.step, launch.resume.attempt)) is True
         if launch.resume is not None or launch.from_nothing:
             newest = -1 if launch.resume is None else launch.resume.step
-            self.visible = {key: healthy for key, healthy in self.visible.items() if key[0] <= newest}
+            self.visible = {key: ok for key, ok in self.visible.items() if key[0] <= newest or not ok}
 
     def launch_says_what_the_state_knows(self, launch: d.Launch, after: RunState) -> None:
         assert (launch.skipped, launch.excluded) == (after.skipped, after.excluded)
         assert launch.environment == after.environment
 
-    def budgets_are_kept(self, event: e.Event, policy: Policy) -> None:
-        if isinstance(event, BY_PERSON) or not self.failures:
+    def budgets_are_kept(self, before: RunState, event: e.Event, policy: Policy) -> None:
+        by_person = isinstance(event, BY_PERSON) or before.after_stop is not None
+        if by_person or not self.failures:
             return
         at, category = self.failures[-1]
         budget = policy.budget(category)

@@ -10,8 +10,8 @@ import pytest
 
 from supervisor.core import decisions as d
 from supervisor.core import events as e
-from supervisor.core.machine import advance
-from supervisor.core.values import Phase
+from supervisor.core.machine import ON_DEADLINE, advance
+from supervisor.core.values import FINAL_PHASES, Phase
 from tests.supervisor.core.journeys import PLACES, Journey, happenings
 
 LETTERS = {
@@ -140,3 +140,7 @@ def test_every_living_place_has_a_deadline_that_moves_or_ends_the_phase(place: s
     journey.deadline()
     assert journey.state.phase is not before.phase or journey.state.deadline > before.deadline
     assert journey.made
+
+
+def test_every_phase_but_the_final_ones_says_what_its_deadline_means() -> None:
+    assert set(ON_DEADLINE) == set(Phase) - FINAL_PHASES
