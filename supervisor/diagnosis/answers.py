@@ -44,18 +44,19 @@ class Case:
 def from_clue(case: Case, clue: Clue, clues: list[Clue], *, names_culprit: bool = True) -> Diagnosis:
     row = clue.signature
     same = [other for other in clues if other.signature.reason == row.reason and other is not clue]
-    twins = {other.rank for other in same if _is_same_error(clue, other)} - {clue.rank}
-    is_of_all = bool(twins) and row.trust in {Trust.PYTHON, Trust.LOCAL} and row.blames in {"user", "service"}
+    met_by = {clue.rank, *(other.rank for other in same if _is_same_error(clue, other))} - {None}
+    rank = next(iter(met_by)) if len(met_by) == 1 else clue.rank
+    is_of_all = len(met_by) > 1 and row.trust in {Trust.PYTHON, Trust.LOCAL} and row.blames in {"user", "service"}
     names_culprit = names_culprit and not is_of_all
     action = row.action
     explanation = row.explanation + _place(clue)
     if is_of_all:
-        explanation += f" {len(twins) + 1} ranks met the same error, so no node is to blame."
+        explanation += f" {len(met_by)} ranks met the same error, so no node is to blame."
     if action is Action.ISOLATE_NODE_AND_RESTART and row.trust is Trust.LOCAL and _is_on_many_nodes(clue, clues):
         action = Action.FIX_USER if row.reason == "CUDAError" else Action.RESTART_SAME
         names_culprit = False
         explanation += " Several nodes say the same, so no single node is to blame."
-    proofs = [clue.where, *(other.where for other in same), *_reported_lines(case, clue.rank)]
+    proofs = [clue.where, *(other.where for other in same), *_reported_lines(case, rank)]
     others = [other.where for other in clues if other.signature.reason != row.reason]
     return Diagnosis(
         row.reason,
@@ -64,8 +65,8 @@ def from_clue(case: Case, clue: Clue, clues: list[Clue], *, names_culprit: bool 
         explanation,
         row.suggestion,
         f"signature:{row.name}",
-        node=(clue.node or node_of(case, clue.rank)) if names_culprit else None,
-        rank=clue.rank if names_culprit else None,
+        node=(clue.node or node_of(case, rank)) if names_culprit else None,
+        rank=rank if names_culprit else None,
         also_seen=also_seen(row.reason, clues),
         symptom_notes=symptom_notes(row.reason, clues),
         evidence=_distinct([*proofs, *others[:1]]),

@@ -62,6 +62,12 @@ def test_an_error_that_all_ranks_met_names_no_rank() -> None:
     assert "3 ranks" in diagnosis.explanation
 
 
+def test_the_same_traceback_in_the_launchers_output_is_not_another_rank() -> None:
+    launcher = LogSource("launcher.err", traceback("KeyError: 'x'"), stream=Stream.LAUNCHER)
+    diagnosis = diagnose([launcher, *ranks([], traceback("KeyError: 'x'"))])
+    assert (diagnosis.rank, diagnosis.node) == (1, "node-0")
+
+
 def test_of_several_own_errors_the_earliest_by_exit_time_is_the_root() -> None:
     sources = ranks(traceback("RuntimeError: queue is closed"), traceback("ValueError: boom"))
     exits = [RankExit(0, "node-0", 1, 105.0), RankExit(1, "node-0", 1, 101.0)]
