@@ -323,3 +323,22 @@ def test_the_control_plane_does_not_pay_for_torch() -> None:
     program = "import sys, checkpoint, checkpoint.api, checkpoint.__main__; assert 'torch' not in sys.modules"
     path = str(Path(__file__).parents[2])
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "PYTHONPATH": path}, timeout=60)
+
+
+class Versioned(torch.nn.Linear):
+    """A module that, as PyTorch's own do, reads its state by the version that wrote it."""
+
+    _version = 3
+    seen: int | None = None
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, local_metadata: Any, *rest: Any) -> None:
+        self.seen = local_metadata.get("version")
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, *rest)
+
+
+def test_a_module_learns_the_version_of_its_state(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpointer:
+        checkpointer.save(1, {"model": Versioned(2, 2)})
+        model = Versioned(2, 2)
+        checkpointer.restore({"model": model})
+    assert model.seen == 3

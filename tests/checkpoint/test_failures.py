@@ -85,14 +85,16 @@ def test_a_missing_rank_fails_the_save_by_its_deadline(tmp_path: Path, monkeypat
     assert list((tmp_path / "store").glob("step-*")) == []
 
 
-def test_the_plan_of_a_dead_process_is_not_taken_for_this_saves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("launch", "serial"), [("another launch", 1), (None, 7)])
+def test_a_plan_of_another_launch_or_save_is_not_taken_for_this_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: str | None, serial: int
 ) -> None:
     two_ranks(monkeypatch)
     folder = tmp_path / "step-000000000001-a1.tmp"
-    folder.mkdir()
-    (folder / "plan-1.json").write_bytes(encode_plan(RankPlan("another launch", 1, 1, 2)))
     with Checkpointer(tmp_path, deadline_s=0.05) as checkpointer:
+        folder.mkdir()
+        stale = RankPlan(launch or checkpointer._me.token, serial, 1, 2)
+        (folder / "plan-1.json").write_bytes(encode_plan(stale))
         checkpointer.save(1, state_of(1), wait=True)
     assert open_catalogue(str(tmp_path)).committed() == []
 
