@@ -74,6 +74,10 @@ class Curve:
     def seconds(self) -> float:
         return self._seconds[-1] if self._seconds else 0.0
 
+    @property
+    def remembered(self) -> int:
+        return len(self._steps)
+
     def add(self, step: int, seconds: float) -> None:
         """`step` was reached after `seconds` more; a step that is not beyond the last one adds nothing."""
         if self._steps and step <= self._steps[-1]:
@@ -130,14 +134,15 @@ class Ledger:
     def observe(
         self, before: RunState | None, event: e.Event, after: RunState, decisions: Iterable[Decision] = ()
     ) -> None:
-        """Raises nothing; an event that changed nothing is taken for nothing."""
+        """Raises nothing; an event that changed nothing is taken for nothing. A clock that goes back stands still."""
         self._state = after
+        at = max(event.at, self._changed_at)
         if before is not None:
-            self._count_queue(before, event.at)
-            self._train(before, event, after)
+            self._count_queue(before, at)
+            self._train(before, event, after, at)
             self._log.observe(before, event, after, decisions)
-        self._changed_at = event.at
-        self._ended_at = None if not after.is_final else self._ended_at if before and before.is_final else event.at
+        self._changed_at = at
+        self._ended_at = None if not after.is_final else self._ended_at if before and before.is_final else at
 
     def account(self, until: float) -> Account:
         """The numbers at `until` (unix seconds), or at the end of a run that has ended."""
@@ -173,9 +178,9 @@ class Ledger:
 
     def _count_queue(self, before: RunState, at: float) -> None:
         if _is_queueing(before):
-            self._queue_s += max(0.0, at - self._changed_at)
+            self._queue_s += at - self._changed_at
 
-    def _train(self, before: RunState, event: e.Event, after: RunState) -> None:
+    def _train(self, before: RunState, event: e.Event, after: RunState, at: float) -> None:
         if after.attempt != before.attempt:
             self._sampled_at = None
         match event:
@@ -184,8 +189,8 @@ class Ledger:
             case e.ProgressSampled() if event.step is not None and after.step != before.step:
                 if self._sampled_at is None:
                     self._cut(event.step - 1)
-                self._curve.add(event.step, 0.0 if self._sampled_at is None else event.at - self._sampled_at)
-                self._sampled_at = event.at
+                self._curve.add(event.step, 0.0 if self._sampled_at is None else at - self._sampled_at)
+                self._sampled_at = at
             case e.CheckpointCommitted():
                 self._knows_checkpoints = True
             case e.Diagnosed(checkpoints=tuple()):
