@@ -23,7 +23,9 @@ class Phase(str, enum.Enum):
     WAITING = "WAITING"
     """Nothing may be launched yet; `WaitFor` says what for."""
     SUCCEEDED = "SUCCEEDED"
+    """The training script completed."""
     ABANDONED = "ABANDONED"
+    """The run was given up or told to stop; it says why, and `supervisor run` takes it up again."""
 
 
 FINAL_PHASES = frozenset({Phase.SUCCEEDED, Phase.ABANDONED})

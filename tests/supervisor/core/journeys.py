@@ -174,8 +174,10 @@ PLACES: dict[str, Callable[[], Journey]] = {
     "cannot stop": lambda: training().commit(80).rank_fails().deadline(),
     "succeeded": lambda: training().end(succeeded=True),
     "abandoned": lambda: training().crash(SCRIPT_BUG),
+    "left alive": lambda: training().rank_fails().deadline().signal(),
 }
 """Every place that a run can stand in, told apart by what it would answer."""
+LIVING = tuple(name for name in PLACES if name not in ("succeeded", "abandoned", "left alive"))
 
 
 def happenings(journey: Journey) -> dict[str, e.Event]:
@@ -224,6 +226,7 @@ __all__ = [
     "ADVISE",
     "BAD_GPU",
     "CRASH",
+    "LIVING",
     "NOT_NAMED",
     "OBSERVE",
     "PLACES",

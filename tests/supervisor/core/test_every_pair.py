@@ -44,36 +44,37 @@ TABLE = """
     cannot stop -----------------------------------------------------------+
     succeeded ---------------------------------------------------------------+
     abandoned -----------------------------------------------------------------+
-    RunSubmitted           . . . . . . . . . . . . . . . . . L L
-    ControllerReturned     L L T T T T S S S S D P . . . . . . .
-    AttemptStarted         L . . . . . . . . . . . . . . . . . .
-    LaunchFailed for now   . . . . . . . . . . . . . . . . . . .
-    LaunchFailed for good  x S . . . . . . . . . . . . . . . . .
-    RanksImported          L L . . . . . . . . . . . . . . . . .
-    AttemptRestored        L L . . . . . . . . . . . . . . . . .
-    ProgressSampled        T T T T T T . . . . . . . . . . . . .
-    CheckpointCommitted    L L T T T T S S S S D P W W W W W . .
-    RankFailed             S S S . . T . . . . . . . . . . . . .
-    HangFound              S S S . . T . . . . . . . . . . . . .
-    LossSpiked             S S S . . T . . . . . . . . . . . . .
-    AttemptEnded well      + + + + + + + x W L . . . . . . + . .
-    AttemptEnded badly     D D D D D D D x W L . . . . . . D . .
-    Diagnosed              . . . . . . . . . . L . . . . . . . .
-    Probed                 . . . . . . . . . . . L . . . . . . .
-    NodeCordoned           . . . . . . . . . . . . . W . . . . .
-    StopSignalled          S S S S S x S S S S x x x x x x x . .
-    TimePassed early       . . . . . . . . . . . . . . . . . . .
-    TimePassed deadline    S S S T T T W S S W L L L W W W W . .
-    order pause            S S S S S T S S S S D P W W W W W . .
-    order resume           L L T T T T S S S S D P L L L L W . .
-    order stop             S S S S S x S S S S x x x x x x x . .
-    order approve          L L T S T T S S S S D P W W W L W . .
-    order rollback         L L S T T T S S S S D P W W L L W . .
-    order skip             S S S S S T S S S S D P L W L L W . .
-    order replace          L L T T T T S S S S D P W W W W W . .
-    order freeze           L L T T T T S S S S D P W W W W W . .
-    order thaw             L L T T T T S S S S D P W W W W W . .
-    order correct          L L T T T T S S S S D P W W W W W . .
+    left alive ------------------------------------------------------------------+
+    RunSubmitted           . . . . . . . . . . . . . . . . . L L S
+    ControllerReturned     L L T T T T S S S S D P . . . . . . . .
+    AttemptStarted         L . . . . . . . . . . . . . . . . . . .
+    LaunchFailed for now   . . . . . . . . . . . . . . . . . . . .
+    LaunchFailed for good  x S . . . . . . . . . . . . . . . . . .
+    RanksImported          L L . . . . . . . . . . . . . . . . . .
+    AttemptRestored        L L . . . . . . . . . . . . . . . . . .
+    ProgressSampled        T T T T T T . . . . . . . . . . . . . .
+    CheckpointCommitted    L L T T T T S S S S D P W W W W W . . .
+    RankFailed             S S S . . T . . . . . . . . . . . . . .
+    HangFound              S S S . . T . . . . . . . . . . . . . .
+    LossSpiked             S S S . . T . . . . . . . . . . . . . .
+    AttemptEnded well      + + + + + + + x W L . . . . . . + . . .
+    AttemptEnded badly     D D D D D D D x W L . . . . . . D . . .
+    Diagnosed              . . . . . . . . . . L . . . . . . . . .
+    Probed                 . . . . . . . . . . . L . . . . . . . .
+    NodeCordoned           . . . . . . . . . . . . . W . . . . . .
+    StopSignalled          S S S S S x S S S S x x x x x x x . . .
+    TimePassed early       . . . . . . . . . . . . . . . . . . . .
+    TimePassed deadline    S S S T T T W S S W L L L W W W W . . .
+    order pause            S S S S S T S S S S D P W W W W W . . .
+    order resume           L L T T T T S S S S D P L L L L W . . .
+    order stop             S S S S S x S S S S x x x x x x x . . .
+    order approve          L L T S T T S S S S D P W W W L W . . .
+    order rollback         L L S T T T S S S S D P W W L L W . . .
+    order skip             S S S S S T S S S S D P L W L L W . . .
+    order replace          L L T T T T S S S S D P W W W W W . . .
+    order freeze           L L T T T T S S S S D P W W W W W . . .
+    order thaw             L L T T T T S S S S D P W W W W W . . .
+    order correct          L L T T T T S S S S D P W W W W W . . .
 """
 HEAD = len(PLACES)
 LINES = TABLE.strip("\n").splitlines()

@@ -26,6 +26,7 @@ from tests.supervisor.core.journeys import (
     ADVISE,
     BAD_GPU,
     CRASH,
+    LIVING,
     NOT_NAMED,
     OBSERVE,
     PLACES,
@@ -403,7 +404,7 @@ def test_exit_code_after_an_order_to_stop_is_that_of_an_interrupt() -> None:
     assert outcome is not None and outcome.exit_code == 130
 
 
-@pytest.mark.parametrize("place", [name for name in PLACES if name not in ("succeeded", "abandoned")])
+@pytest.mark.parametrize("place", LIVING)
 @pytest.mark.parametrize("kind", OrderKind)
 def test_every_order_is_counted_and_told_in_every_place(place: str, kind: OrderKind) -> None:
     journey = PLACES[place]()
@@ -413,7 +414,7 @@ def test_every_order_is_counted_and_told_in_every_place(place: str, kind: OrderK
     assert journey.told().startswith(f"ada ordered {kind.value}")
 
 
-@pytest.mark.parametrize("place", [name for name in PLACES if name not in ("succeeded", "abandoned")])
+@pytest.mark.parametrize("place", LIVING)
 @pytest.mark.parametrize(
     "order",
     [

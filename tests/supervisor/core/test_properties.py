@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -19,7 +20,11 @@ from tests.supervisor.core.invariants import ACTING, Memory
 from tests.supervisor.core.world import POLICIES, Move, World, moves, play
 
 STORIES = settings(
-    max_examples=200, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow], print_blob=False
+    max_examples=int(os.environ.get("CORE_STORIES", "200")),
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=False,
 )
 NAMES = st.sampled_from(sorted(POLICIES))
 
