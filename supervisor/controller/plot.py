@@ -106,7 +106,7 @@ def _draw_losses(axes: Axes, curve: Curve, place: Callable[[Point], float]) -> N
         points = [point for point in curve.points if point.attempt == attempt]
         label = f"attempt {attempt}" if number < _MOST_LEGEND else None
         axes.plot([place(p) for p in points], [p.loss for p in points], color=colour, lw=1.2, label=label)
-    low, high = _limits([point.loss for point in curve.points])
+    low, high = limits([point.loss for point in curve.points])
     axes.set_ylim(low, high)
     clipped = [point for point in curve.points if point.loss > high]
     axes.plot(
@@ -114,7 +114,7 @@ def _draw_losses(axes: Axes, curve: Curve, place: Callable[[Point], float]) -> N
     )
 
 
-def _limits(losses: Sequence[float]) -> tuple[float, float]:
+def limits(losses: Sequence[float]) -> tuple[float, float]:
     """Room for nearly all losses; what a wild spike has above is clipped, or nothing else could be seen."""
     ordered = sorted(losses)
     low, high = ordered[0], ordered[-1]
