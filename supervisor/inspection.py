@@ -85,7 +85,7 @@ def give_order(folder: Path, order: events.OrderGiven) -> list[str]:
 
 def nodes_held(folder: Path) -> dict[str, str]:
     """Node to reason, of the nodes that are kept out of the run's attempts; raises SchedulerError."""
-    return open_scheduler(_scheduler_of(folder), folder).cordoned()
+    return open_scheduler(_scheduler_of(folder), RunFolder(folder).scheduler).cordoned()
 
 
 def uncordon(folder: Path, node: str) -> None:
@@ -94,7 +94,7 @@ def uncordon(folder: Path, node: str) -> None:
     if node not in held:
         known = ", ".join(sorted(held)) or "none"
         raise ControllerError(f"node {node} is not held by run {folder.name}; held nodes: {known}")
-    open_scheduler(_scheduler_of(folder), folder).uncordon(node)
+    open_scheduler(_scheduler_of(folder), RunFolder(folder).scheduler).uncordon(node)
 
 
 def _scheduler_of(folder: Path) -> str:

@@ -78,7 +78,7 @@ class _Controller:
         self._command = command
         self._attach_to = attach_to
         self._policy = replace(settings.policy, spare_nodes=settings.run.spares)
-        self._scheduler = open_scheduler(settings.run.scheduler, folder.path)
+        self._scheduler = open_scheduler(settings.run.scheduler, folder.scheduler)
         self._display = display_for(sys.stdout, os.environ, name_ranks=settings.launch.output == "all")
 
     def until_over(self) -> Outcome:

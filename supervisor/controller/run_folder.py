@@ -43,6 +43,11 @@ class RunFolder:
     def agents(self) -> Path:
         return self.path / "agents"
 
+    @property
+    def scheduler(self) -> Path:
+        """For the scheduler's own files."""
+        return self.path / "scheduler"
+
     def attempt(self, number: int) -> Path:
         return self.path / "attempts" / f"{number:04d}"
 

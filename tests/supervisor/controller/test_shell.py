@@ -94,6 +94,9 @@ class Running:
             deadline.wait(0.01)
         raise AssertionError(f"not reached; decisions: {self.effects.carried_out}")
 
+    def is_frozen(self) -> bool:
+        return self.shell.state.frozen
+
     def carried_out(self) -> list[str]:
         return [type(each).__name__ for each in self.effects.carried_out]
 
@@ -191,10 +194,10 @@ def test_a_full_disk_stops_decisions_but_not_the_wait_for_space(tmp_path: Path, 
     ordering = threading.Thread(target=run.shell.take_order, args=(long_winded,))
     ordering.start()
     run.until(lambda: any("nothing is decided until" in line for line in run.display.lines))
-    assert not run.shell.state.frozen
+    assert not run.is_frozen()
     ballast.unlink()
     ordering.join(30)
-    assert run.shell.state.frozen
+    assert run.is_frozen()
     run.report(ended(0))
     assert run.end().exit_code == 0
 
