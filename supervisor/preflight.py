@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from supervisor import runs
@@ -32,6 +33,15 @@ _ASK_S = 20.0
 _FIND_FOREIGN = (
     "import importlib.metadata as m\nfor d in m.distributions(name='supervisor'): print(d.version, d.locate_file(''))"
 )
+
+
+class DiskUsage(Protocol):
+    """As shutil.disk_usage answers; bytes."""
+
+    @property
+    def total(self) -> int: ...
+    @property
+    def free(self) -> int: ...
 
 
 class Level(str, enum.Enum):
@@ -217,8 +227,13 @@ def writable(folder: Path, what: str, flag: str) -> list[Finding]:
                 f"or name another with {flag}",
             )
         ]
-    found = [Finding(Level.GOOD, f"{what} {folder}: written and read back")]
-    if disk.free < min(_LEAST_FREE_BYTES, _LEAST_FREE_SHARE * disk.total):
-        free = f"{disk.free / 2**30:.1f} GiB of {disk.total / 2**30:.0f} GiB"
-        found.append(Finding(Level.WARNING, f"{what} {folder}: the disk is nearly full ({free} free); make room"))
-    return found
+    full = nearly_full(folder, what, disk)
+    return [Finding(Level.GOOD, f"{what} {folder}: written and read back"), *([] if full is None else [full])]
+
+
+def nearly_full(folder: Path, what: str, disk: DiskUsage) -> Finding | None:
+    """A warning when the disk of `folder` has little room left, by its size and by what a run writes."""
+    if disk.free >= min(_LEAST_FREE_BYTES, _LEAST_FREE_SHARE * disk.total):
+        return None
+    free = f"{disk.free / 2**30:.1f} GiB of {disk.total / 2**30:.0f} GiB"
+    return Finding(Level.WARNING, f"{what} {folder}: the disk is nearly full ({free} free); make room")

@@ -83,7 +83,7 @@ class Training:
             if bump is not None and step >= bump[0]:
                 loss *= 1.0 + (bump[1] - 1.0) * min(1.0, (step - bump[0] + 1) / 6.0)
             self.rows.append(StepLine(attempt, step, self._position, self.at, loss, 1.0, 4096))
-            if step == first or step % 10 == 0 or step == last:
+            if step in (first, last) or step % 10 == 0:
                 self.journal.hear(e.ProgressSampled(self.at, attempt, step, self._position))
             if step % commits == 0:
                 kept = Checkpoint(step, attempt, self._position + 1, healthy=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `supervisor run` shows: a live line on a terminal, whole plain lines elsewhere, and never a wait for the reader."""
+"""A live line on a terminal, whole plain lines elsewhere, and never a wait for the reader."""
 
 from __future__ import annotations
 
@@ -173,13 +173,18 @@ def test_the_only_rank_that_is_shown_is_not_named() -> None:
     assert stream.getvalue() == " 100 %\n"
 
 
+def told_and_outrun(display: Display) -> None:
+    display.told(made_up.BEGAN, Severity.URGENT, "abandoned: out of memory", 1)
+    display.output(0, "late output")
+    display.close()
+
+
 def test_what_was_told_last_stands_on_the_last_line_even_if_output_comes_after_it() -> None:
-    for stream, display in [(one := io.StringIO(), PlainDisplay(one)), (two := Terminal(), TerminalDisplay(two))]:
-        display.told(made_up.BEGAN, Severity.URGENT, "abandoned: out of memory", 1)
-        display.output(0, "late output")
-        display.close()
-        text = stream.text if isinstance(stream, Terminal) else stream.getvalue()
-        assert "abandoned: out of memory" in text.splitlines()[-1]
+    stream, terminal = io.StringIO(), Terminal()
+    told_and_outrun(PlainDisplay(stream))
+    told_and_outrun(TerminalDisplay(terminal))
+    assert "abandoned: out of memory" in stream.getvalue().splitlines()[-1]
+    assert "abandoned: out of memory" in terminal.text.splitlines()[-1]
 
 
 def test_a_reader_that_takes_nothing_never_holds_the_caller_up_and_learns_what_it_missed() -> None:

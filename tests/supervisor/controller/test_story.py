@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The journal is told as a timeline of what happened, which evidence there was, which rule decided, and what was done."""
+"""The journal told as a timeline: what happened, which evidence, which rule decided, and what was done."""
 
 from __future__ import annotations
 
