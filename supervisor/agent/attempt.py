@@ -50,6 +50,8 @@ _ORPHANS_S = 1.0
 _ORPHAN_GRACE_S = 5.0
 _AFTER_FINISH_GRACE_S = 3.0
 _FIRST_ROWS = 2
+_REST_LOOK_S = 0.1
+"""Between looks at what is left when the ranks are gone: nobody tells its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +161,11 @@ class Attempt:
         until = time.monotonic() + order.grace_s
         if self._stopping is not None:
             self._stopping.grace_until = min(self._stopping.grace_until, until)
-        elif order.evidence and order.incident not in self._evidence_taken and self._stop_after_evidence is None:
+        elif order.evidence:
             self._stop_after_evidence = order
-            self._collect(order)
-        elif self._stop_after_evidence is None or not order.evidence:
+            if order.incident not in self._evidence_taken:
+                self._collect(order)
+        else:
             self._stop_after_evidence = None
             self._stopping = Stopping(until)
 
@@ -267,7 +270,7 @@ class Attempt:
         if stuck:
             self._stuck_told.update(stuck)
             self._site.tell_at_once(EvidenceKept(self.record.attempt, time.time(), 0, (), _stuck_notes(stuck)))
-        return stopping.next_at(now)
+        return stopping.next_at(now) if states else now + _REST_LOOK_S
 
     def _signal(self, process: ProcessId, number: signal.Signals) -> None:
         self._signalled.add(process)
@@ -350,10 +353,7 @@ class Attempt:
 
     def _write(self, **changes: object) -> None:
         self.record = replace(self.record, **changes)  # type: ignore[arg-type]
-        try:
-            record.write(self._site.record_path, self.record)
-        except OSError as error:
-            _log.error("cannot write %s: %s; an agent started anew would not know this", self._site.record_path, error)
+        record.write_if_possible(self._site.record_path, self.record)
 
 
 def _stuck_notes(stuck: list[ProcessId]) -> tuple[str, ...]:

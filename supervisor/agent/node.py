@@ -8,10 +8,10 @@ is alive: an order for a newer one waits until the older is gone, and one for an
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import signal
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +56,7 @@ class NodeAgent:
         self._folders = where
         self._watch = ExitWatch()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._outbox = Outbox(where.node, uuid.uuid4().hex)
+        self._outbox = Outbox(where.node, os.urandom(16).hex())
         self._link = Link(
             where.run_folder, where.node, self._outbox, on_order=self._on_order, on_acknowledged=self._on_acknowledged
         )
@@ -83,10 +83,12 @@ class NodeAgent:
 
     def _turn(self) -> None:
         now = time.monotonic()
-        wake_at = min(now + _SIGN_OF_LIFE_S, self._life_at, self._reap_at)
+        wake_at = self._reap_at
         if self._attempt is not None:
             wake_at = min(wake_at, self._attempt.tick(now))
             self._look_after_attempt(self._attempt)
+        if self._attempt is None:
+            wake_at = min(wake_at, self._life_at)
         if self._leftovers is not None:
             wake_at = min(wake_at, self._leftovers.until)
         for process in self._watch.wait(wake_at - time.monotonic() if self._inbox.empty() else 0.0):
@@ -131,7 +133,7 @@ class NodeAgent:
                 self._tell_end(written)
             return
         written = found_again(written)
-        record.write(self._folders.record, written)
+        record.write_if_possible(self._folders.record, written)
         _log.info("adopting attempt %d, launcher %s", written.attempt, written.launcher)
         self._begin(written)
 
@@ -222,7 +224,7 @@ class NodeAgent:
         if written is None or written.attempt not in attempts or not written.is_over:
             return
         self._record = replace(written, end_acknowledged=True)
-        record.write(self._folders.record, self._record)
+        record.write_if_possible(self._folders.record, self._record)
 
     def _on_signal(self) -> None:
         """The allocation is taken away: end what runs here, and leave."""

@@ -7,7 +7,6 @@ An instrumented rank is read from its ring. Any other is judged by its output: i
 from __future__ import annotations
 
 import math
-import statistics
 import time
 from collections import deque
 from collections.abc import Iterable
@@ -58,7 +57,7 @@ class RingProgress:
         return step if self._has_begun or step else None
 
     def median_step_s(self) -> float | None:
-        return statistics.median(self._times) if self._times else None
+        return sorted(self._times)[len(self._times) // 2] if self._times else None
 
     def status(self, known: KnownRank, *, alive: bool, process_state: str | None) -> RankStatus:
         activity, now = self.ring.activity(), time.monotonic_ns()

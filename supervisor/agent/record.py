@@ -9,6 +9,7 @@ environment.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,8 @@ from pathlib import Path
 from supervisor.agent.api import AttemptEnded, LaunchSpec, RankExit
 from supervisor.agent.processes import ProcessId
 from supervisor.core import codec
+
+_log = logging.getLogger(__name__)
 
 _VERSION = 1
 
@@ -65,6 +68,14 @@ def write(path: Path, record: AttemptRecord) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
+
+
+def write_if_possible(path: Path, record: AttemptRecord) -> None:
+    """For what must not wait: a full disk is logged, and an agent started anew would not know what has changed."""
+    try:
+        write(path, record)
+    except OSError as error:
+        _log.error("cannot write %s: %s; make room, or an agent started anew will not know this", path, error)
 
 
 def read(path: Path) -> AttemptRecord | None:

@@ -181,15 +181,12 @@ class Starter:
         wrapper = processes.identity_of(child.pid)
         launcher = launch.launcher_of(wrapper) if wrapper is not None else None
         written = replace(written, began_at=time.time(), wrapper=wrapper, launcher=launcher)
-        record.write(self._folders.record, written)
+        record.write_if_possible(self._folders.record, written)
         return written
 
     def _refused(self, order: StartAttempt, why: str) -> AttemptRecord:
         written = AttemptRecord(order.attempt, order.spec, "", "", time.time(), refused=why)
-        try:
-            record.write(self._folders.record, written)
-        except OSError as error:
-            _log.error("cannot write %s: %s", self._folders.record, error)
+        record.write_if_possible(self._folders.record, written)
         return written
 
 
