@@ -50,7 +50,7 @@ class Display(Protocol):
         """The stream is gone (the terminal hung up): write nothing more."""
 
     def close(self) -> None:
-        """Write what is queued and leave the stream on a fresh line; what was told last stands at its end."""
+        """Write what is queued; what was told last stands at the end, and no progress line behind it."""
 
 
 class Writer:
@@ -188,7 +188,7 @@ class TerminalDisplay:
     def close(self) -> None:
         with self._lock:
             if self._line:
-                self._writer.write("\n")
+                self._writer.write(_CLEAR_LINE)
             self._line = ""
             if not self._is_last:
                 self._writer.write(self._told)

@@ -119,15 +119,18 @@ def test_without_a_terminal_there_is_no_colour_and_no_unicode(view: RunView) -> 
     assert stream.getvalue().isascii() and "\x1b" not in stream.getvalue()
 
 
-def test_on_a_terminal_state_changes_are_printed_above_the_line_which_stays_last(view: RunView) -> None:
+def test_on_a_terminal_state_changes_are_printed_above_the_line_which_is_gone_at_the_end(
+    view: RunView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     stream = Terminal()
     display = TerminalDisplay(stream)
     display.progress(view)
     display.told(view.at, Severity.URGENT, "needs a person", 1)
     display.close()
-    above, _, last = stream.text.rpartition("\n")[0].rpartition("\n")
+    above, _, below = stream.text.rpartition("\n")
     assert "\x1b[1;31mneeds a person" in above
-    assert "step 120" in last
+    assert below == f"{progress_line(view, 79)}\r\x1b[2K"
 
 
 def test_the_line_is_redrawn_at_most_twice_a_second_and_only_when_something_changed(view: RunView) -> None:
@@ -185,6 +188,7 @@ def test_what_was_told_last_stands_on_the_last_line_even_if_output_comes_after_i
     told_and_outrun(TerminalDisplay(terminal))
     assert "abandoned: out of memory" in stream.getvalue().splitlines()[-1]
     assert "abandoned: out of memory" in terminal.text.splitlines()[-1]
+    assert terminal.text.endswith("\n")
 
 
 def test_a_reader_that_takes_nothing_never_holds_the_caller_up_and_learns_what_it_missed() -> None:
