@@ -48,7 +48,7 @@ class CommittedCheckpoint:
     """One visible checkpoint as its manifest describes it.
 
     `at` is the Unix time of the commit; `position` the index of the next batch, None when the run did not tell;
-    `skipped` half-open ranges of batch indices; `healthy` the loss health at the save, None when nobody judged it;
+    `skipped` ranges of batch indices, first and last included; `healthy` the loss health at the save, None when nobody judged it;
     `uri` the checkpoint's own folder.
     """
 
@@ -132,7 +132,7 @@ class RunNotes(Protocol):
 
     @property
     def skipped(self) -> Sequence[tuple[int, int]]:
-        """Half-open ranges of batch indices that are left out."""
+        """Ranges of batch indices that are left out, first and last included."""
 
     @property
     def loss_healthy(self) -> bool | None:

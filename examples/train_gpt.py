@@ -35,7 +35,6 @@ def main() -> None:
     torch.manual_seed(options.seed + place.rank)  # dropout differs between ranks
 
     checkpoints = Checkpointer(options.checkpoints, every=options.save_every, run=run)
-    run.checkpoints_at(str(options.checkpoints.resolve()))
     state = {"model": network, "optimizer": optimizer, "scheduler": scheduler, "data": run.data_position}
     step = done = checkpoints.restore(state) or 0
 

@@ -169,11 +169,6 @@ class Run:
         if self._ring is not None:
             self._ring.set_role(",".join(f"{name}={index}" for name, index in dimensions.items()))
 
-    def checkpoints_at(self, uri: str) -> None:
-        """Tell where the run's checkpoints are."""
-        if self._ring is not None:
-            self._ring.set_checkpoints(uri)
-
     def report(
         self,
         step: int,

@@ -33,7 +33,6 @@ _WRITTEN, _ACTIVE, _STEP, _PHASE, _PHASE_SINCE, _UNMEASURED = range(
     16, 22
 )  # live words, by index into the page's words
 _ROLE = slice(256, 512)
-_CHECKPOINTS = slice(512, 1536)
 _PHASES_AT = 1536
 _PHASE_BYTES = 48
 _PHASE_COUNT = 53
@@ -165,10 +164,6 @@ class RingWriter:
         """Show which part of the model the rank holds, such as `pipeline=0,tensor=3`."""
         self._bytes[_ROLE] = clipped(role, 256).ljust(256, b"\0")
 
-    def set_checkpoints(self, uri: str) -> None:
-        """Show where the run's checkpoints are."""
-        self._bytes[_CHECKPOINTS] = clipped(uri, 1024).ljust(1024, b"\0")
-
     def close(self) -> None:
         """Unmap the ring; the file stays for the reader."""
         self._page.close()
@@ -210,11 +205,6 @@ class RingReader:
     def role(self) -> str:
         """What `set_role` showed, or empty."""
         return _text(self._page.bytes[_ROLE])
-
-    @property
-    def checkpoints(self) -> str:
-        """URI of the run's checkpoints, or empty when the script has not told."""
-        return _text(self._page.bytes[_CHECKPOINTS])
 
     def phase_name(self, number: int) -> str:
         """Return the name of a record's `phase`.

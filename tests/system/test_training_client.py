@@ -101,7 +101,6 @@ def test_stopped_on_request_and_resumed_the_weights_are_the_same(tmp_path: Path,
             reader = RingReader(tmp_path / attempt / f"rank-{rank}.ring")
             records = reader.poll()
             assert (reader.identity.rank, reader.identity.world_size, reader.dropped) == (rank, 2, 0)
-            assert reader.checkpoints == str(tmp_path / "checkpoints")
             told = [record for record in records if record.kind is Kind.STEP]
             assert [(record.step, record.position) for record in told] == [(step, step - 1) for step in steps]
             assert all(record.loss and record.grad_norm and record.tokens == 32 for record in told)

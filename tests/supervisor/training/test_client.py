@@ -60,7 +60,6 @@ def test_without_a_supervisor_everything_works_and_nothing_is_told(tmp_path: Pat
     hook = sys.excepthook
     run = supervise({})
     run.role(pipeline=0)
-    run.checkpoints_at("/somewhere")
     seen = []
     for step, batch in run.batches([10, 11, 12], start=1):
         with run.phase("evaluation"):
@@ -169,11 +168,10 @@ def test_the_loss_judgement_is_passed_on(agent: Supervised) -> None:
     assert run.loss_healthy is False
 
 
-def test_role_and_checkpoints_are_told(agent: Supervised) -> None:
+def test_the_role_is_told(agent: Supervised) -> None:
     run = agent.start()
     run.role(pipeline=0, tensor=3)
-    run.checkpoints_at("/data/run")
-    assert agent.reader().role == "pipeline=0,tensor=3" and agent.reader().checkpoints == "/data/run"
+    assert agent.reader().role == "pipeline=0,tensor=3"
 
 
 def test_a_phase_that_raises_is_left(agent: Supervised) -> None:

@@ -215,12 +215,11 @@ def test_the_live_words_show_step_and_sign_of_life(tmp_path: Path) -> None:
     assert reader.activity().last_ns == 10**15 + 1
 
 
-def test_role_and_checkpoints_are_shown(tmp_path: Path) -> None:
+def test_the_role_is_shown(tmp_path: Path) -> None:
     writer, reader = made(tmp_path)
-    assert reader.role == "" and reader.checkpoints == ""
+    assert reader.role == ""
     writer.set_role("pipeline=0,tensor=3")
-    writer.set_checkpoints("s3://bucket/run")
-    assert reader.role == "pipeline=0,tensor=3" and reader.checkpoints == "s3://bucket/run"
+    assert reader.role == "pipeline=0,tensor=3"
 
 
 def test_a_long_name_is_cut_between_characters() -> None:
