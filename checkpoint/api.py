@@ -48,8 +48,8 @@ class CommittedCheckpoint:
     """One visible checkpoint as its manifest describes it.
 
     `at` is the Unix time of the commit; `position` the index of the next batch, None when the run did not tell;
-    `skipped` ranges of batch indices, first and last included; `healthy` the loss health at the save, None when nobody judged it;
-    `uri` the checkpoint's own folder.
+    `skipped` ranges of batch indices, first and last included; `healthy` the loss health at the save, None when nobody
+    judged it; `uri` the checkpoint's own folder.
     """
 
     step: int
