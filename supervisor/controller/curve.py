@@ -20,6 +20,8 @@ from supervisor.core import events as e
 from supervisor.core.api import BatchRange, Policy, RunState, advance
 
 MOST_POINTS = 20_000
+USUAL_SHARE = 0.97
+"""Of the losses, together with the first one."""
 
 
 class Point(NamedTuple):
@@ -35,6 +37,7 @@ class MarkKind(str, enum.Enum):
     ROLLBACK = "rollback"
     CHECKPOINT = "checkpoint"
     SKIP = "skipped batches"
+    TAKEOVER = "new supervisor"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,15 @@ def read(rows: Iterable[StepLine], records: Iterable[JournalRecord]) -> Curve:
     return Curve("" if state is None else state.run, began_at, tuple(points), tuple(marks))
 
 
+def usual_range(losses: Sequence[float]) -> tuple[float, float]:
+    """The range in which nearly all of the losses lie: a wild spike is beyond it, or nothing else could be seen."""
+    ordered = sorted(losses)
+    low, high = ordered[0], ordered[-1]
+    usual = max(ordered[int(USUAL_SHARE * (len(ordered) - 1))], losses[0])
+    wide = 2.0 * (usual - low)
+    return (low, low + wide) if high - low > wide > 0.0 else (low, high)
+
+
 def _thinned(points: Sequence[Point]) -> list[Point]:
     """Of each two neighbours of one attempt the one with the higher loss."""
     kept: list[Point] = []
@@ -103,6 +115,8 @@ def _thinned(points: Sequence[Point]) -> list[Point]:
 def _marks(before: RunState | None, event: e.Event, after: RunState, decided: tuple[d.Decision, ...]) -> Iterable[Mark]:
     if isinstance(event, e.CheckpointCommitted):
         yield Mark(MarkKind.CHECKPOINT, event.at, event.checkpoint.step)
+    if isinstance(event, e.ControllerReturned):
+        yield Mark(MarkKind.TAKEOVER, event.at, after.step, "new supervisor")
     if before is None:
         return
     failure = after.failure

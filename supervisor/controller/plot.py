@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from supervisor.controller.curve import Curve, Mark, MarkKind, Point
+from supervisor.controller.curve import Curve, Mark, MarkKind, Point, usual_range
 from supervisor.errors import UsageError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _ATTEMPT_COLOURS = ("#1f6fb4", "#e08a1e", "#2e9d62", "#8a63b8", "#8c5a45", "#c95
 _FAILURE, _ROLLBACK, _SKIP, _CHECKPOINT, _QUIET = "#c62f2f", "#3b3b3b", "#7a3fa0", "#4f7f3f", "#777777"
 _MOST_LABELS = 14
 _ROWS = 3
-_MOST_LEGEND = 10
+_MOST_LEGEND = 8
 
 
 def write(curve: Curve, path: Path, *, by: str = "time") -> None:
@@ -57,6 +57,11 @@ def _against_time(figure: Figure, curve: Curve) -> None:
     for attempt, colour in _coloured(curve):
         points = [point for point in curve.points if point.attempt == attempt]
         lower.plot([place(point.at) for point in points], [point.step for point in points], color=colour, lw=1.6)
+    takeovers = [(place(mark.at), mark.text) for mark in curve.of(MarkKind.TAKEOVER)]
+    for axes in (upper, lower):
+        for x, _ in takeovers:
+            axes.axvline(x, color=_QUIET, lw=0.8, ls=(0, (1, 2)))
+    _label_at_edge(upper, takeovers, _QUIET, is_top=True, below=_ROWS + 1)
     commits = curve.of(MarkKind.CHECKPOINT)
     lower.plot(
         [place(mark.at) for mark in commits],
@@ -85,13 +90,16 @@ def _against_step(figure: Figure, curve: Curve) -> None:
     _draw_losses(axes, curve, lambda point: float(point.step))
     _label_failures(axes, [(float(mark.step), mark) for mark in curve.of(MarkKind.FAILURE) if mark.step is not None])
     _label_skips(axes, [(float(mark.step), mark) for mark in curve.of(MarkKind.SKIP) if mark.step is not None])
-    bottom = axes.get_ylim()[0]
+    bottom, top = axes.get_ylim()
+    if curve.of(MarkKind.ROLLBACK):  # room for the arrows below the losses
+        bottom -= 0.05 * min(_ROWS, len(curve.of(MarkKind.ROLLBACK))) * (top - bottom)
+        axes.set_ylim(bottom, top)
     steps = sorted({mark.step for mark in curve.of(MarkKind.CHECKPOINT) if mark.step is not None})
     if steps:
         axes.plot(steps, [bottom] * len(steps), clip_on=False, **_dots(_CHECKPOINT, "checkpoint"))
     for number, mark in enumerate(curve.of(MarkKind.ROLLBACK)):
         if mark.step is not None and mark.to_step is not None:
-            height = bottom + (0.05 + 0.05 * (number % _ROWS)) * (axes.get_ylim()[1] - bottom)
+            height = bottom + (0.04 + 0.045 * (number % _ROWS)) * (top - bottom)
             axes.annotate("", (mark.to_step, height), (mark.step, height), arrowprops=_arrow())
             text = axes.annotate(
                 f"{mark.text} ", (mark.to_step, height), color=_ROLLBACK, fontsize=8, ha="right", va="center"
@@ -106,23 +114,14 @@ def _draw_losses(axes: Axes, curve: Curve, place: Callable[[Point], float]) -> N
         points = [point for point in curve.points if point.attempt == attempt]
         label = f"attempt {attempt}" if number < _MOST_LEGEND else None
         axes.plot([place(p) for p in points], [p.loss for p in points], color=colour, lw=1.2, label=label)
-    low, high = limits([point.loss for point in curve.points])
-    axes.set_ylim(low, high)
+    low, usual = usual_range([point.loss for point in curve.points])
+    margin = 0.06 * (usual - low) or 1.0
+    high = usual + 3.0 * margin
+    axes.set_ylim(low - margin, high)
     clipped = [point for point in curve.points if point.loss > high]
     axes.plot(
         [place(p) for p in clipped], [high] * len(clipped), ls="", marker="^", ms=4, color=_FAILURE, clip_on=False
     )
-
-
-def limits(losses: Sequence[float]) -> tuple[float, float]:
-    """Room for nearly all losses; what a wild spike has above is clipped, or nothing else could be seen."""
-    ordered = sorted(losses)
-    low, high = ordered[0], ordered[-1]
-    usual = max(ordered[int(0.98 * (len(ordered) - 1))], losses[0])
-    if high - low > 4.0 * (usual - low) > 0.0:
-        high = low + 2.0 * (usual - low)
-    margin = 0.06 * (high - low) or 1.0
-    return low - margin, high + 3.0 * margin
 
 
 def _label_failures(axes: Axes, placed: Sequence[tuple[float, Mark]]) -> None:
@@ -162,7 +161,8 @@ def _finish(axes: Axes, curve: Curve) -> None:
     axes.set_title(f"{curve.run}: {failures} failures, {rollbacks} rollbacks", loc="left", fontsize=11)
     axes.set_ylabel("loss")
     axes.grid(alpha=0.25)
-    axes.legend(loc="upper right", fontsize=8, ncols=2, framealpha=0.9, edgecolor="none")
+    beside_the_title: dict[str, Any] = {"loc": "lower right", "bbox_to_anchor": (1.0, 0.985), "borderaxespad": 0.3}
+    axes.legend(fontsize=8, ncols=_MOST_LEGEND, frameon=False, columnspacing=1.2, handlelength=1.4, **beside_the_title)
     _quiet(axes)
 
 

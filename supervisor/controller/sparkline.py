@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The loss as one line of text, in the order of training, with failures and rollbacks marked below it. Pure."""
+"""The loss as one line of text, in the order of training, with failures and rollbacks marked below it. Pure.
+
+A loss far beyond the usual ones is shown at the highest level.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from supervisor.controller.curve import Curve, MarkKind
+from supervisor.controller.curve import Curve, MarkKind, usual_range
 
 WIDTH = 72
 _UNICODE_LEVELS = "\u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -21,7 +24,8 @@ def lines(curve: Curve, *, unicode: bool, width: int = WIDTH) -> list[str]:
     levels = _UNICODE_LEVELS if unicode else _ASCII_LEVELS
     signs = _UNICODE_MARKS if unicode else _ASCII_MARKS
     losses = [point.loss for point in curve.points]
-    shown = [levels[level] for level in _levels(_binned(losses, width), len(levels))]
+    low, high = usual_range(losses)
+    shown = [levels[level] for level in _levels(_binned(losses, width), low, high, len(levels))]
     told = [_title(curve), "".join(shown)]
     below = _below(curve, len(shown), signs)
     if below.strip():
@@ -48,8 +52,7 @@ def _binned(losses: Sequence[float], width: int) -> list[float]:
     return [max(losses[begin:end]) for begin, end in itertools.pairwise(edges)]
 
 
-def _levels(values: Sequence[float], count: int) -> list[int]:
-    low, high = min(values), max(values)
+def _levels(values: Sequence[float], low: float, high: float, count: int) -> list[int]:
     if high <= low:
         return [0] * len(values)
     return [min(count - 1, int((value - low) / (high - low) * count)) for value in values]

@@ -97,9 +97,21 @@ def test_the_picture_is_a_png(eventful: Curve, tmp_path: Path, by: str) -> None:
     assert path.read_bytes().startswith(PNG)
 
 
-def test_a_wild_spike_does_not_flatten_the_rest_of_the_picture() -> None:
-    low, high = plot.limits([2.0 + 0.001 * number for number in range(1000)] + [1e6])
-    assert low < 2.0 and 3.0 < high < 10.0
+def test_a_wild_spike_does_not_flatten_the_rest() -> None:
+    falling = [3.0 - 0.001 * number for number in range(1000)]
+    low, high = curve.usual_range([*falling, 1e6])
+    assert low == falling[-1] and 3.0 < high < 10.0
+    assert curve.usual_range(falling) == (falling[-1], 3.0)
+    assert curve.usual_range([2.0, 2.0]) == (2.0, 2.0)
+
+
+def test_a_new_supervisor_is_marked() -> None:
+    run = made_up.Training()
+    run.start(None)
+    run.train(1, 50)
+    run.journal.hear(e.ControllerReturned(run.at))
+    drawn = curve.read(run.rows, run.journal.records)
+    assert [mark.step for mark in drawn.of(MarkKind.TAKEOVER)] == [50]
 
 
 def test_a_picture_that_cannot_be_written_is_an_error_that_names_it(eventful: Curve, tmp_path: Path) -> None:
