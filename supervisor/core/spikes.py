@@ -81,7 +81,7 @@ def remember_rollback(state: RunState, policy: Policy, launch: Launch) -> RunSta
     if failure.onset_position is not None:
         skip = skip_range(state, failure.onset_position, policy)
         last = failure.onset_position if failure.last_position is None else failure.last_position
-        case = SpikeCase(failure.onset_position, last, launch.attempt, skip)
+        case = SpikeCase(failure.onset_position, last, skip)
     return replace(
         rolled_back(state, launch),
         rollbacks=state.rollbacks + 1,
@@ -94,7 +94,7 @@ def remember_rollback(state: RunState, policy: Policy, launch: Launch) -> RunSta
 def settle_spike(state: RunState, policy: Policy) -> tuple[RunState, tuple[Notify, ...]]:
     """Close the case once training has passed the place where the loss spiked."""
     case, position = state.spike, state.position
-    if case is None or position is None or case.attempt > state.attempt:
+    if case is None or position is None:
         return state, ()
     end = case.last_position if case.skipped is None else case.skipped.last
     if position <= end + policy.same_place_batches:

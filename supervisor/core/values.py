@@ -200,6 +200,5 @@ class SpikeCase:
 
     onset_position: int
     last_position: int
-    attempt: int
-    """The attempt that replays it or leaves its batches out."""
     skipped: BatchRange | None = None
+    """None while its batches are replayed."""

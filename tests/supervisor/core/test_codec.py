@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from supervisor.core import decisions as d
 from supervisor.core import events as e
-from supervisor.core.codec import CodecError, decode, decode_union, encode
+from supervisor.core.api import CodecError, decode, decode_union, encode
 from supervisor.core.policy import Policy
 from supervisor.core.state import RunState
 from supervisor.core.values import BatchRange, Checkpoint, Phase, Power

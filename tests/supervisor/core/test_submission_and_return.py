@@ -137,6 +137,48 @@ def test_failures_are_remembered_as_far_as_the_budgets_count() -> None:
     assert len(after.past) == 301
 
 
+def test_sample_renews_the_deadline() -> None:
+    journey = training()
+    assert journey.state.deadline == journey.at + 180.0
+    journey.progress(110)
+    assert journey.state.deadline == journey.at + 180.0
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_launch_without_a_step_failed_since_it_was_ordered_however_late_it_is_noticed(started: bool) -> None:
+    journey = begun().start() if started else begun()
+    journey.feed(e.TimePassed(journey.later(5000.0)))
+    assert journey.state.failure is not None
+    assert (journey.state.failure.since, journey.state.failure.noticed_at) == (1000.0, journey.at)
+
+
+def test_silence_began_with_the_last_sample() -> None:
+    journey = training()
+    last = journey.at
+    journey.feed(e.TimePassed(journey.later(5000.0)))
+    assert journey.state.failure is not None and journey.state.failure.since == last
+
+
+def test_unhealthy_checkpoint_stays_so_over_a_rollback() -> None:
+    journey = training().commit(80).commit(90).commit(95, healthy=False)
+    journey.order(OrderKind.ROLLBACK, step=80).end().train(85)
+    journey.feed(e.CheckpointCommitted(journey.at, 2, Checkpoint(95, 1, 95)))
+    assert journey.crash().asked() == (d.Launch(3, resume=Checkpoint(80, 1, 80)),)
+
+
+@pytest.mark.parametrize(
+    ("listed", "chosen"),
+    [
+        ((Checkpoint(85, 2), Checkpoint(90, 1)), Checkpoint(90, 1)),
+        ((Checkpoint(90, 2), Checkpoint(90, 1)), Checkpoint(90, 2)),
+    ],
+)
+def test_newest_checkpoint_has_the_largest_step_and_then_the_largest_attempt(
+    listed: tuple[Checkpoint, ...], chosen: Checkpoint
+) -> None:
+    assert training().crash(checkpoints=listed).asked() == (d.Launch(2, resume=chosen),)
+
+
 def test_older_sample_does_not_take_the_step_back() -> None:
     journey = training(step=100).progress(90)
     assert journey.state.step == 100
