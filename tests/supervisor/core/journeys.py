@@ -13,15 +13,12 @@ from supervisor.core.policy import Policy
 from supervisor.core.state import RunState
 from supervisor.core.values import (
     Action,
-    BatchRange,
     Category,
     Checkpoint,
     FailureKind,
     Mode,
     OrderKind,
-    Phase,
     Verdict,
-    WaitFor,
 )
 
 CRASH = Verdict("CUDAError", Category.INFRASTRUCTURE, Action.RESTART_SAME, "a CUDA call failed", "", 0.9, "signature:x")
@@ -220,29 +217,3 @@ def _order(at: float, kind: OrderKind) -> e.OrderGiven:
     if kind is OrderKind.CORRECT:
         return replace(order, incident=1, reason="ECCError")
     return order
-
-
-__all__ = [
-    "ADVISE",
-    "BAD_GPU",
-    "CRASH",
-    "LIVING",
-    "NOT_NAMED",
-    "OBSERVE",
-    "PLACES",
-    "SCRIPT_BUG",
-    "SPIKE",
-    "STORAGE_AWAY",
-    "SUSPECT",
-    "WANDB_AWAY",
-    "WITH_PROBE",
-    "BatchRange",
-    "Checkpoint",
-    "FailureKind",
-    "Journey",
-    "Phase",
-    "WaitFor",
-    "begun",
-    "happenings",
-    "training",
-]

@@ -23,6 +23,7 @@ QUICK_FIRST = (
     "test_spike_scenarios.py",
     "test_trust_scenarios.py",
     "test_orders.py",
+    "test_order_scenarios.py",
     "test_submission_and_return.py",
     "test_accounting.py",
     "test_properties.py",
