@@ -29,6 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--run-folder", type=Path, required=True, help="folder of the run, with controller.json")
     parser.add_argument("--run", required=True, help="name of the run")
     parser.add_argument("--node", required=True, help="name of this node in the allocation")
+    parser.add_argument("--attach", type=int, metavar="PID", help="only watch this launcher, which runs already")
     chosen = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     where = AgentFolders(chosen.run_folder.absolute(), chosen.run, chosen.node)
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except BlockingIOError:
                 sys.stderr.write(f"another agent works for run {chosen.run} on {chosen.node}: {where.lock} is locked\n")
                 return EXIT_SECOND
-            NodeAgent(where, dict(os.environ)).run()
+            NodeAgent(where, dict(os.environ), chosen.attach).run()
     except (FolderError, RecordError, OSError) as error:
         sys.stderr.write(f"agent of run {chosen.run} on {chosen.node}: {error}\n")
         return EXIT_UNUSABLE

@@ -78,6 +78,7 @@ class Attempt:
             self._rank_folder,
             written.launcher,
             is_torchrun=self._command is not None,
+            is_attached=written.attached,
         )
         self._facts = facts.FactReader(self._rank_folder)
         self._rotation = Rotation(Path(written.spec.attempt_folder), written.spec.log_limit_bytes)
@@ -86,6 +87,7 @@ class Attempt:
         self._look_at = self._poll_at = self._began
         self._rows_told = 0
         self._launcher_gone_at: float | None = None
+        self._launcher_code: int | None = None
         self._stopping: Stopping | None = None
         self._finish_until: float | None = None
         self._stop_after_evidence: StopAttempt | None = None
@@ -133,6 +135,7 @@ class Attempt:
             self._on_rank_exit(known)
         if process == self.record.launcher:
             self._launcher_gone_at = time.monotonic()
+            self._launcher_code = processes.exit_code(process)
         if process != self.record.wrapper:
             # An orphan that we adopted stays a zombie until it is waited for.
             processes.reap(process.pid)
@@ -157,6 +160,8 @@ class Attempt:
 
     def stop(self, order: StopAttempt) -> None:
         """End every process; a second order may only make the grace shorter."""
+        if self._is_only_watched():
+            return
         self._write(ordered_to_end=True)
         until = time.monotonic() + order.grace_s
         if self._stopping is not None:
@@ -175,7 +180,7 @@ class Attempt:
 
     def finish(self, order: FinishAttempt) -> None:
         """Ask for a clean end; ranks that do not know how to are asked by SIGTERM."""
-        if self._stopping is not None:
+        if self._stopping is not None or self._is_only_watched():
             return
         self._write(ordered_to_end=True)
         until = time.monotonic() + order.grace_s
@@ -200,6 +205,11 @@ class Attempt:
                 page.set_loss_health(is_healthy)
         except (OSError, ControlError) as error:
             _log.error("attempt %d was not told its loss health: %s", self.record.attempt, error)
+
+    def _is_only_watched(self) -> bool:
+        if self.record.attached:
+            _log.warning("attempt %d is only watched, so it is not ended", self.record.attempt)
+        return self.record.attached
 
     def _look(self) -> None:
         fresh = self._ranks.look()
@@ -251,7 +261,7 @@ class Attempt:
         if self._stop_after_evidence is not None and self._evidence is not None and not self._evidence.is_alive():
             self._stopping = Stopping(now + self._stop_after_evidence.grace_s)
             self._stop_after_evidence = None
-        if self._stopping is not None:
+        if self._stopping is not None or self.record.attached:
             return
         if self._finish_until is not None and now >= self._finish_until:
             self._stopping = Stopping(now + _AFTER_FINISH_GRACE_S)
@@ -283,6 +293,8 @@ class Attempt:
 
     def _rest(self) -> list[ProcessId]:
         """What else lives of the attempt: launcher, and whatever launcher and ranks have started and left behind."""
+        if self.record.attached:
+            return []
         leaders = [each.process for each in self._ranks.known.values()]
         leaders += [self.record.wrapper] if self.record.wrapper is not None else []
         found = {*processes.in_sessions_of(leaders)}
@@ -305,10 +317,8 @@ class Attempt:
 
     def _end(self) -> None:
         self._poll()
-        code = launch.kept_exit_code(Path(self.record.exit_file))
-        exits = launch.with_codes(self.record.exits, launch.output_files(self.record.spec)[1])
-        if not exits and self._command is None and self.record.launcher is not None:
-            exits = (RankExit(0, 0, self.record.launcher.pid, code, time.time(), by_us=self.record.ordered_to_end),)
+        code = self._launcher_code if self.record.attached else launch.kept_exit_code(Path(self.record.exit_file))
+        exits = self._all_exits(code)
         ended = AttemptEnded(
             attempt=self.record.attempt,
             at=time.time(),
@@ -320,6 +330,16 @@ class Attempt:
         self._site.tell_at_once(ended)
         self._ranks.close()
         _log.info("attempt %d ended with exit code %s", self.record.attempt, code)
+
+    def _all_exits(self, launcher_code: int | None) -> tuple[RankExit, ...]:
+        exits = launch.with_codes(self.record.exits, launch.output_files(self.record.spec)[1])
+        launcher = self.record.launcher
+        if self._command is not None or launcher is None:
+            return exits
+        if not exits:
+            exits = (RankExit(0, 0, launcher.pid, None, time.time(), by_us=self.record.ordered_to_end),)
+        # The wrapper waits for a command that is its own rank before we can read its code, but keeps it.
+        return tuple(replace(each, exit_code=launcher_code) if each.pid == launcher.pid else each for each in exits)
 
     def leftovers(self) -> list[ProcessId]:
         """Processes of an ended attempt that are still there."""

@@ -64,6 +64,16 @@ def link(attempt_folder: Path, rank: int, local_rank: int, *, is_torchrun: bool)
     return True
 
 
+def link_open_files(attempt_folder: Path, rank: int, pid: int) -> None:
+    """Make the stable paths lead to the files that a process writes its output to, where it writes to files."""
+    for descriptor, path in zip((1, 2), of_rank(attempt_folder, rank).both, strict=True):
+        with contextlib.suppress(OSError):
+            target = Path(f"/proc/{pid}/fd/{descriptor}").readlink()
+            if target.is_file() and not path.is_symlink():
+                path.parent.mkdir(exist_ok=True)
+                path.symlink_to(target)
+
+
 def _torchrun_log(attempt_folder: Path, local_rank: int, stream: str) -> Path | None:
     found = sorted((attempt_folder / TORCHRUN_LOGS).glob(f"*/attempt_*/{local_rank}/{stream}.log"))
     return found[-1] if found else None

@@ -49,10 +49,9 @@ ABANDONED_AFTER_S = 3600.0
 
 
 class NodeAgent:
-    """`environment` is the agent's own, to which an attempt's is added."""
+    """`environment` is the agent's own, to which an attempt's is added; `attach_to` is a launcher to watch only."""
 
-    def __init__(self, where: AgentFolders, environment: Mapping[str, str]) -> None:
-        """Raises RecordError: what ran here last cannot be known."""
+    def __init__(self, where: AgentFolders, environment: Mapping[str, str], attach_to: int | None = None) -> None:
         self._folders = where
         self._watch = ExitWatch()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -60,7 +59,7 @@ class NodeAgent:
         self._link = Link(
             where.run_folder, where.node, self._outbox, on_order=self._on_order, on_acknowledged=self._on_acknowledged
         )
-        self._starter = Starter(where, environment)
+        self._starter = Starter(where, environment, attach_to)
         self._site = Site(where.record, self._watch, self._outbox.add, self._tell_at_once)
         self._record: AttemptRecord | None = None
         self._attempt: Attempt | None = None
@@ -77,9 +76,12 @@ class NodeAgent:
             signal.signal(number, lambda *_: self._on_signal())
         self._adopt(record.read(self._folders.record))
         self._link.start()
-        while not (self._is_leaving and self._attempt is None and self._waiting is None):
+        while not (self._is_leaving and self._may_leave()):
             self._turn()
         self._leave()
+
+    def _may_leave(self) -> bool:
+        return (self._attempt is None or self._attempt.record.attached) and self._waiting is None
 
     def _turn(self) -> None:
         now = time.monotonic()

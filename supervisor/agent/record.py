@@ -45,6 +45,8 @@ class AttemptRecord:
     began_at: float
     version: int = _VERSION
     warm: bool = False
+    attached: bool = False
+    """Somebody else started it: it is watched, never signalled."""
     notes: tuple[str, ...] = ()
     wrapper: ProcessId | None = None
     launcher: ProcessId | None = None

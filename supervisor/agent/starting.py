@@ -43,8 +43,9 @@ class _Prepared:
 class Starter:
     """Used by the agent's loop alone."""
 
-    def __init__(self, where: AgentFolders, environment: Mapping[str, str]) -> None:
+    def __init__(self, where: AgentFolders, environment: Mapping[str, str], attach_to: int | None) -> None:
         self._folders = where
+        self._attach_to = attach_to
         self._environment = environment
         self._children: list[subprocess.Popen[bytes]] = []
         self._standby: Standby | None = None
@@ -56,6 +57,8 @@ class Starter:
 
     def start(self, order: StartAttempt) -> AttemptRecord:
         """The record of the attempt that runs now, or was refused."""
+        if self._attach_to is not None:
+            return self._attach(order, self._attach_to)
         try:
             prepared = self._prepare(order)
         except (FolderError, LaunchError, OSError) as error:
@@ -75,6 +78,8 @@ class Starter:
             self._is_ready_told = True
             _log.info("a standby is ready: %s", self._standby.plan.mode)
         spec = running.spec
+        if running.attached:
+            return
         if self._standby is not None or spec.warm == "off" or self._no_standby_for == _lasting(spec):
             return
         command = torchrun_command.parse(spec.command)
@@ -184,6 +189,30 @@ class Starter:
         record.write_if_possible(self._folders.record, written)
         return written
 
+    def _attach(self, order: StartAttempt, pid: int) -> AttemptRecord:
+        """Take the launch that runs already for the attempt; there is only this one."""
+        launcher = processes.identity_of(pid)
+        if launcher is None or not processes.is_alive(launcher):
+            return self._refused(order, f"there is no process {pid} (any more) on this node")
+        try:
+            launch.make_attempt_folder(order.spec)
+            root = folders.shared_root(self._environment)
+            rank_folder = folders.make_rank_folder(root, self._folders, order.attempt)
+        except (FolderError, LaunchError) as error:
+            return self._refused(order, str(error))
+        written = AttemptRecord(
+            attempt=order.attempt,
+            spec=order.spec,
+            rank_folder=str(rank_folder),
+            exit_file="",
+            began_at=time.time() - processes.age_s(launcher),
+            attached=True,
+            launcher=launcher,
+            notes=(f"attached to process {pid}: no steps but those in its output, and nothing of it is changed",),
+        )
+        record.write_if_possible(self._folders.record, written)
+        return written
+
     def _refused(self, order: StartAttempt, why: str) -> AttemptRecord:
         written = AttemptRecord(order.attempt, order.spec, "", "", time.time(), refused=why)
         record.write_if_possible(self._folders.record, written)
@@ -192,7 +221,7 @@ class Starter:
 
 def found_again(written: AttemptRecord) -> AttemptRecord:
     """The record with the ids of a launcher that an agent started just before it was killed."""
-    if written.wrapper is not None or written.is_over:
+    if written.wrapper is not None or written.is_over or written.attached:
         return written
     carriers = processes.carrying("SUPERVISOR_RANK_FOLDER", written.rank_folder)
     leaders = [found for each in carriers if (found := processes.stat_of(each)) and found.session == found.pid]

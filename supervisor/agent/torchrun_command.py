@@ -78,6 +78,11 @@ class TorchrunCommand:
         return int(text) if text.isdecimal() else None
 
     @property
+    def module(self) -> str:
+        """The module whose `main` the command runs."""
+        return self.program if self.program in _MODULES else _MODULES[0]
+
+    @property
     def arguments(self) -> tuple[str, ...]:
         """All that torchrun is given."""
         flags = [text for flag in self.flags for text in _written(flag)]
@@ -101,6 +106,9 @@ def parse(command: Sequence[str]) -> TorchrunCommand | None:
         return _parsed(command[0], (), command[1:])
     if not PurePath(command[0]).name.startswith("python"):
         return None
+    if PurePath(command[1] if len(command) > 1 else "").name == "torchrun":
+        # So the kernel shows a torchrun that was started by its first line.
+        return _parsed(command[1], (command[0],), command[2:])
     for index in range(1, len(command) - 1):
         if command[index] == "-m" and command[index + 1] in _MODULES:
             return _parsed(command[index + 1], tuple(command[:index]), command[index + 2 :])

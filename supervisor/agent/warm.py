@@ -224,7 +224,7 @@ class Standby:
         """Make it the launcher. Raises WarmError, and nothing of the attempt runs then."""
         stdout, stderr = launch.output_files(spec)
         order = {
-            "module": command.program if command.interpreter else "torch.distributed.run",
+            "module": command.module,
             "argv": [command.program, *command.arguments],
             "environment": {**dict(environment), **self._kept(environment)},
             "stdout": str(stdout),

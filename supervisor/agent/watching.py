@@ -36,13 +36,21 @@ class RankWatch:
     """`launcher` is None when it had ended before anyone looked."""
 
     def __init__(
-        self, spec: LaunchSpec, attempt: int, rank_folder: Path, launcher: ProcessId | None, *, is_torchrun: bool
+        self,
+        spec: LaunchSpec,
+        attempt: int,
+        rank_folder: Path,
+        launcher: ProcessId | None,
+        *,
+        is_torchrun: bool,
+        is_attached: bool = False,
     ) -> None:
         self.known: dict[ProcessId, KnownRank] = {}
         self.notes: list[str] = []
         self._spec = spec
         self._launcher = launcher
         self._is_torchrun = is_torchrun
+        self._is_attached = is_attached
         self._finder = RankFinder(rank_folder, attempt)
         self._rings: dict[int, RingProgress] = {}
         self._outputs: dict[ProcessId, OutputProgress] = {}
@@ -60,7 +68,7 @@ class RankWatch:
         self.notes += self._finder.notes
         self._finder.notes.clear()
         for each in self.known.values():
-            logs.link(Path(self._spec.attempt_folder), each.rank, each.local_rank, is_torchrun=self._is_torchrun)
+            self._link(each)
         return fresh
 
     @property
@@ -109,6 +117,13 @@ class RankWatch:
     def close(self) -> None:
         self._finder.close()
         self._rings.clear()
+
+    def _link(self, known: KnownRank) -> None:
+        folder = Path(self._spec.attempt_folder)
+        if self._is_attached:
+            logs.link_open_files(folder, known.rank, known.process.pid)
+        else:
+            logs.link(folder, known.rank, known.local_rank, is_torchrun=self._is_torchrun)
 
     def _is_alone(self) -> bool:
         return not self._is_torchrun and time.monotonic() - self._began > _ALONE_AFTER_S

@@ -31,6 +31,7 @@ def test_flags_end_where_the_script_begins() -> None:
     ("text", "interpreter", "program"),
     [
         ("/opt/bin/torchrun train.py", (), "/opt/bin/torchrun"),
+        ("/opt/bin/python3 /opt/bin/torchrun train.py", ("/opt/bin/python3",), "/opt/bin/torchrun"),
         ("python -m torch.distributed.run train.py", ("python",), "torch.distributed.run"),
         (
             "python3.11 -u -X dev -m torch.distributed.launch train.py",
