@@ -103,7 +103,7 @@ class NodeAgent:
     def _look_after_attempt(self, attempt: Attempt) -> None:
         if attempt.is_over:
             self._bury(attempt)
-        elif attempt.has_trained:
+        elif attempt.has_trained and not attempt.record.ordered_to_end:
             self._starter.prepare_standby(attempt.record)
 
     def _do_chores(self, now: float) -> None:

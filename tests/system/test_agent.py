@@ -21,6 +21,7 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
 PROGRAMS = Path(__file__).parent / "agent_programs"
 REPOSITORY = Path(__file__).parents[2]
+AGENT = (sys.executable, "-m", "supervisor.agent")
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 
 
@@ -32,20 +33,10 @@ class Bench:
         self.controller = StubController(folder)
         self.agents: list[subprocess.Popen[bytes]] = []
 
-    def start_agent(self) -> subprocess.Popen[bytes]:
+    def start_agent(self, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.folder / "agent.log").open("ab") as log:
             agent = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "supervisor.agent",
-                    "--run-folder",
-                    self.folder,
-                    "--run",
-                    "bench",
-                    "--node",
-                    "n0",
-                ],
+                [*AGENT, "--run-folder", self.folder, "--run", "bench", "--node", "n0", *arguments],
                 cwd=REPOSITORY,
                 stdout=log,
                 stderr=log,
@@ -325,6 +316,34 @@ def test_an_agent_whose_allocation_is_taken_away_leaves_nothing_behind(bench: Be
     assert bench.agents[0].wait(DEADLINE_S) == 0
     assert all(is_gone(pid) for pid in (launcher, *(rank.pid for rank in ranks)))
     assert bench.ended(1).by_us
+
+
+def test_a_launch_of_somebody_else_is_watched_and_never_touched(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.controller.open()
+    command = small_ranks("lines")
+    with (tmp_path / "theirs.log").open("wb") as output:
+        theirs = subprocess.Popen(command, cwd=PROGRAMS, stdout=output, env={"PYTHONPATH": str(REPOSITORY)})
+    bench.start_agent("--attach", str(theirs.pid))
+    bench.start(1, command)
+    assert bench.began(1).launcher_pid == theirs.pid
+    assert bench.stepped(1, 3).source == "log"
+    ranks = bench.ranks(1, instrumented=False)
+    bench.controller.order(api.StopAttempt(1, 0.0, False, 1, ""))
+    bench.controller.order(api.FinishAttempt(1, 0.0))
+    wait_until(lambda: (tmp_path / "agent.log").read_text().count("only watched") == 2, "both orders have come")
+    bench.agents[0].send_signal(signal.SIGTERM)
+    assert bench.agents[0].wait(DEADLINE_S) == 0
+    assert not any(is_gone(rank.pid) for rank in ranks)
+    bench.controller.forget_orders()
+    bench.start_agent("--attach", str(theirs.pid))
+    wait_until(lambda: (tmp_path / "agent.log").read_text().count("adopting attempt 1") == 1, "it is watched again")
+    os.kill(ranks[0].pid, signal.SIGKILL)
+    assert theirs.wait(DEADLINE_S) == 1
+    os.kill(ranks[1].pid, signal.SIGKILL)
+    ended = bench.ended(1)
+    assert not ended.by_us and {rank.pid for rank in ended.ranks} == {rank.pid for rank in ranks}
+    bench.close()
 
 
 @pytest.mark.parametrize("mode", ["launcher", "ranks"])
