@@ -26,8 +26,8 @@ QUICK_FIRST = (
     "test_order_scenarios.py",
     "test_submission_and_return.py",
     "test_accounting.py",
-    "test_properties.py",
     "test_codec.py",
+    "test_properties.py",
 )
 
 
