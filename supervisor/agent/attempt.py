@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from supervisor.agent import evidence, facts, launch, processes, record, torchrun_command
+from supervisor.agent import evidence, facts, kernel_log, launch, processes, record, torchrun_command
 from supervisor.agent.api import (
     AttemptBegan,
     AttemptEnded,
@@ -273,7 +273,7 @@ class Attempt:
         if not self._ranks.known:
             self._look()
         states = {process: found.state for process in self._living if (found := processes.stat_of(process))}
-        others = [] if states else self._rest()
+        others = [] if states else self._launcher_or_rest()
         for each in stopping.due(now, states, others):
             self._signal(each.process, each.number)
         stuck = [each for each in stopping.stuck(now) if each not in self._stuck_told and processes.is_alive(each)]
@@ -291,14 +291,20 @@ class Attempt:
                     processes.send(below, number)
         processes.send(process, number, to_group=process in self._living)
 
+    def _launcher_or_rest(self) -> list[ProcessId]:
+        """The launcher while it lives: to look for anything else takes long on a node with many processes."""
+        launcher = self.record.launcher
+        return [launcher] if launcher is not None and processes.is_alive(launcher) else self._rest()
+
     def _rest(self) -> list[ProcessId]:
         """What else lives of the attempt: launcher, and whatever launcher and ranks have started and left behind."""
         if self.record.attached:
             return []
         leaders = [each.process for each in self._ranks.known.values()]
         leaders += [self.record.wrapper] if self.record.wrapper is not None else []
-        found = {*processes.in_sessions_of(leaders)}
-        found.update(processes.carrying("SUPERVISOR_RANK_FOLDER", str(self._rank_folder)))
+        everything = processes.all_stats()
+        found = {*processes.in_sessions_of(leaders, everything)}
+        found.update(processes.carrying("SUPERVISOR_RANK_FOLDER", str(self._rank_folder), everything))
         found.discard(self.record.wrapper or ProcessId(0, 0))
         return sorted(found, key=lambda each: each.pid)
 
@@ -319,6 +325,9 @@ class Attempt:
         self._poll()
         code = self._launcher_code if self.record.attached else launch.kept_exit_code(Path(self.record.exit_file))
         exits = self._all_exits(code)
+        if code != 0 and not self.record.attached:
+            node = self._site.record_path.parent.name
+            kernel_log.keep(kernel_log.path_for(self.record.spec.attempt_folder, node), self.record.began_at)
         ended = AttemptEnded(
             attempt=self.record.attempt,
             at=time.time(),
@@ -342,8 +351,8 @@ class Attempt:
         return tuple(replace(each, exit_code=launcher_code) if each.pid == launcher.pid else each for each in exits)
 
     def leftovers(self) -> list[ProcessId]:
-        """Processes of an ended attempt that are still there."""
-        return self._rest()
+        """Processes of an ended attempt that are still there; none after a stop, which ends only when nothing is."""
+        return [] if self._stopping is not None else self._rest()
 
     @staticmethod
     def _is_still_there(process: ProcessId | None) -> bool:

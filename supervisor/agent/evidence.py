@@ -26,6 +26,9 @@ from supervisor.agent.record import KnownRank
 _MAX_THREADS_SHOWN = 64
 _PROC_FILES = ("status", "syscall", "stack")
 _POLL_S = 0.02
+_LOOKS = 5
+_LOOK_S = 0.1
+_STOPPED = {"T": "stopped", "t": "stopped by a debugger"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ def _tasks(
         collection.write(f"process-rank-{rank.rank}.txt", describe(rank.process.pid).encode())
 
     def by_server() -> None:
-        _ask_server(collection, rank.rank, rank_folder / f"rank-{rank.rank}.sock")
+        _ask_server(collection, rank, rank_folder / f"rank-{rank.rank}.sock")
 
     def by_nccl() -> None:
         _trigger_dump(collection, rank.rank, rank_folder, recorder_folder)
@@ -143,12 +146,7 @@ def _thread(folder: Path) -> str:
 
 
 def _dump_stacks(collection: _Collection, rank: KnownRank, py_spy: str) -> None:
-    found = processes.stat_of(rank.process)
-    if found is None or found.is_gone:
-        collection.note(f"rank {rank.rank} (pid {rank.process.pid}) is gone, so it has no stacks")
-        return
-    if found.state in "Tt":
-        collection.note(f"rank {rank.rank} (pid {rank.process.pid}) is stopped, so py-spy cannot read its stacks")
+    if not _can_answer(collection, rank):
         return
     command = [py_spy, "dump", "--nonblocking", "--pid", str(rank.process.pid)]
     # Output goes to files and the end is polled for: a child in uninterruptible sleep cannot be waited for.
@@ -174,6 +172,26 @@ def _dump_stacks(collection: _Collection, rank: KnownRank, py_spy: str) -> None:
             errors.unlink(missing_ok=True)
 
 
+def _can_answer(collection: _Collection, rank: KnownRank) -> bool:
+    """Whether it is worth asking: a process that is stopped or stays asleep never answers; /proc is the evidence."""
+    state = _mute_state(rank)
+    if state is not None:
+        collection.note(f"rank {rank.rank} (pid {rank.process.pid}) is {state}, so it can give no stacks")
+    return state is None
+
+
+def _mute_state(rank: KnownRank) -> str | None:
+    """A process that merely reads a file is in uninterruptible sleep for moments, so it is looked at repeatedly."""
+    for _ in range(_LOOKS):
+        found = processes.stat_of(rank.process)
+        if found is None or found.is_gone:
+            return "gone"
+        if found.state != "D":
+            return _STOPPED.get(found.state)
+        time.sleep(_LOOK_S)
+    return "in uninterruptible sleep"
+
+
 class _UnixConnection(http.client.HTTPConnection):
     """HTTP over a unix socket, which http.client does not know by itself."""
 
@@ -187,9 +205,10 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-def _ask_server(collection: _Collection, rank: int, path: Path) -> None:
-    if not path.exists():
+def _ask_server(collection: _Collection, known: KnownRank, path: Path) -> None:
+    if not path.exists() or not _can_answer(collection, known):
         return
+    rank = known.rank
     for request, name in (
         ("fr_trace_json", f"flight-recorder-rank-{rank}.json"),
         ("dump_traceback", f"python-stacks-rank-{rank}.txt"),

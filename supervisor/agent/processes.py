@@ -12,7 +12,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,7 +73,9 @@ def parse_stat(text: str) -> ProcessStat:
 def stat(pid: int) -> ProcessStat | None:
     """The process of that id, None when there is none."""
     try:
-        return parse_stat((PROC / str(pid) / "stat").read_text(errors="replace"))
+        # Not by a Path: this is called for every process of the host while an attempt is being ended.
+        with open(f"/proc/{pid}/stat", errors="replace") as file:  # noqa: PTH123
+            return parse_stat(file.read())
     except (OSError, ValueError):
         return None
 
@@ -105,7 +107,8 @@ def exit_code(process: ProcessId) -> int | None:
 def environment_of(pid: int) -> dict[str, str]:
     """With which the process was started; what it changed in itself since then does not show. Empty if unreadable."""
     try:
-        raw = (PROC / str(pid) / "environ").read_bytes()
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
+            raw = file.read()
     except OSError:
         return {}
     pairs = (item.partition(b"=") for item in raw.split(b"\0") if item)
@@ -145,22 +148,22 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def carrying(variable: str, value: str) -> list[ProcessId]:
+def carrying(variable: str, value: str, everything: Sequence[ProcessStat] | None = None) -> list[ProcessId]:
     """Living processes that were started with `variable=value` in their environment."""
     return [
         found.identity
-        for found in all_stats()
+        for found in (all_stats() if everything is None else everything)
         if not found.is_gone and found.pid != os.getpid() and environment_of(found.pid).get(variable) == value
     ]
 
 
-def in_sessions_of(leaders: Iterable[ProcessId]) -> list[ProcessId]:
+def in_sessions_of(leaders: Iterable[ProcessId], everything: Sequence[ProcessStat] | None = None) -> list[ProcessId]:
     """Living processes of the sessions that these processes lead or led.
 
     While anything of a session lives, the kernel gives its number to nobody else; so a number that another process
     leads now is not the session that was meant.
     """
-    everything = all_stats()
+    everything = all_stats() if everything is None else everything
     now = {found.pid: found.started for found in everything}
     sessions = {leader.pid for leader in leaders if now.get(leader.pid, leader.started) == leader.started}
     return [found.identity for found in everything if found.session in sessions and not found.is_gone]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,12 +62,13 @@ class AttemptRecord:
 
 
 def write(path: Path, record: AttemptRecord) -> None:
-    """Raises OSError; the old record stays whole then."""
+    """Raises OSError; the old record stays whole then.
+
+    It is not synced to the disk: it has to survive the agent, while after a crash of the whole node nothing runs that
+    it could name. A sync for each rank that ends would make every stop wait for the disk.
+    """
     partial = path.with_name(f".{path.name}.part")
-    with partial.open("w") as file:
-        json.dump(codec.encode(record), file)
-        file.flush()
-        os.fsync(file.fileno())
+    partial.write_text(json.dumps(codec.encode(record)))
     partial.replace(path)
 
 
@@ -81,10 +81,12 @@ def write_if_possible(path: Path, record: AttemptRecord) -> None:
 
 
 def read(path: Path) -> AttemptRecord | None:
-    """The record, None where there was no attempt yet. Raises RecordError."""
+    """The record, None where there was no attempt yet or a crash of the node left it empty. Raises RecordError."""
     try:
-        raw = json.loads(path.read_text())
-        record = codec.decode(AttemptRecord, raw)
+        content = path.read_text()
+        if not content:
+            return None
+        record = codec.decode(AttemptRecord, json.loads(content))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

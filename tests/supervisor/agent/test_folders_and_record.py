@@ -81,6 +81,8 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path, written: AttemptReco
 def test_no_record_means_no_attempt_and_a_damaged_one_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "attempt.json"
     assert record.read(path) is None
+    path.touch()
+    assert record.read(path) is None
     path.write_text('{"attempt": 3')
     with pytest.raises(RecordError, match=r"cannot read .*attempt\.json"):
         record.read(path)
