@@ -56,6 +56,8 @@ class RankWatch:
         self._outputs: dict[ProcessId, OutputProgress] = {}
         self._lines = LineFollower(spec, self.notes)
         self._rows: list[StepRow] = []
+        self._rows_from: int | None = None
+        self._newest_step = self._told_before = 0
         self._began = time.monotonic()
 
     def look(self) -> list[KnownRank]:
@@ -87,9 +89,19 @@ class RankWatch:
                 self._rings[rank] = RingProgress(ring)
         read = {rank: self._rings[rank].read() for rank in rings}
         if read:
-            self._rows += read[min(read)]
+            self._take(min(read), read[min(read)])
         elif self.known:
             self._rows += self._lines.read(min(each.rank for each in self.known.values()))
+
+    def _take(self, rank: int, rows: list[StepRow]) -> None:
+        """A lower rank that reports later than others takes over with the first step that was not told yet."""
+        if rank != self._rows_from:
+            self._rows_from, self._told_before = rank, self._newest_step
+        fresh = [row for row in rows if row.step > self._told_before]
+        if fresh:
+            self._told_before = 0
+            self._newest_step = fresh[-1].step
+        self._rows += fresh
 
     def taken_rows(self) -> StepsRead:
         """The rows not taken yet: of the lowest rank that reports, else of the lowest rank's output."""

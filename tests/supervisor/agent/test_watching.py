@@ -112,6 +112,25 @@ def test_a_rank_makes_itself_known_by_its_ring_and_is_read_from_it(tmp_path: Pat
     ring.close()
 
 
+def test_a_lower_rank_that_reports_later_repeats_no_step(tmp_path: Path) -> None:
+    watch = watch_of(tmp_path)
+    late = writer(tmp_path, rank=1)
+    for number in (1, 2):
+        step(late, number)
+    watch.read()
+    lowest = writer(tmp_path, rank=0)
+    for number in (1, 2, 3):
+        step(lowest, number)
+    watch.read()
+    step(lowest, 4)
+    step(late, 3)
+    watch.read()
+    assert [row.step for row in watch.taken_rows().rows] == [1, 2, 3, 4]
+    watch.close()
+    for ring in (late, lowest):
+        ring.close()
+
+
 def test_a_ring_of_another_attempt_is_not_a_rank_of_this_one(tmp_path: Path) -> None:
     ring = writer(tmp_path, attempt=2)
     finder = RankFinder(tmp_path, 1)
