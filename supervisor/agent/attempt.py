@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from supervisor.agent import evidence, facts, kernel_log, launch, processes, record, torchrun_command
+from supervisor.agent import evidence, facts, kernel_log, launch, processes, record, remains, torchrun_command
 from supervisor.agent.api import (
     AttemptBegan,
     AttemptEnded,
@@ -279,7 +279,7 @@ class Attempt:
         stuck = [each for each in stopping.stuck(now) if each not in self._stuck_told and processes.is_alive(each)]
         if stuck:
             self._stuck_told.update(stuck)
-            self._site.tell_at_once(EvidenceKept(self.record.attempt, time.time(), 0, (), _stuck_notes(stuck)))
+            self._site.tell_at_once(EvidenceKept(self.record.attempt, time.time(), 0, (), remains.stuck_notes(stuck)))
         return stopping.next_at(now) if states else now + _REST_LOOK_S
 
     def _signal(self, process: ProcessId, number: signal.Signals) -> None:
@@ -297,16 +297,7 @@ class Attempt:
         return [launcher] if launcher is not None and processes.is_alive(launcher) else self._rest()
 
     def _rest(self) -> list[ProcessId]:
-        """What else lives of the attempt: launcher, and whatever launcher and ranks have started and left behind."""
-        if self.record.attached:
-            return []
-        leaders = [each.process for each in self._ranks.known.values()]
-        leaders += [self.record.wrapper] if self.record.wrapper is not None else []
-        everything = processes.all_stats()
-        found = {*processes.in_sessions_of(leaders, everything)}
-        found.update(processes.carrying("SUPERVISOR_RANK_FOLDER", str(self._rank_folder), everything))
-        found.discard(self.record.wrapper or ProcessId(0, 0))
-        return sorted(found, key=lambda each: each.pid)
+        return remains.living(self.record, self._ranks.known)
 
     def _check_end(self) -> None:
         """The wrapper goes last, when it has written the exit code."""
@@ -324,7 +315,7 @@ class Attempt:
     def _end(self) -> None:
         self._poll()
         code = self._launcher_code if self.record.attached else launch.kept_exit_code(Path(self.record.exit_file))
-        exits = self._all_exits(code)
+        exits = remains.exits(self.record, code, is_torchrun=self._command is not None)
         if code != 0 and not self.record.attached:
             node = self._site.record_path.parent.name
             kernel_log.keep(kernel_log.path_for(self.record.spec.attempt_folder, node), self.record.began_at)
@@ -339,16 +330,6 @@ class Attempt:
         self._site.tell_at_once(ended)
         self._ranks.close()
         _log.info("attempt %d ended with exit code %s", self.record.attempt, code)
-
-    def _all_exits(self, launcher_code: int | None) -> tuple[RankExit, ...]:
-        exits = launch.with_codes(self.record.exits, launch.output_files(self.record.spec)[1])
-        launcher = self.record.launcher
-        if self._command is not None or launcher is None:
-            return exits
-        if not exits:
-            exits = (RankExit(0, 0, launcher.pid, None, time.time(), by_us=self.record.ordered_to_end),)
-        # The wrapper waits for a command that is its own rank before we can read its code, but keeps it.
-        return tuple(replace(each, exit_code=launcher_code) if each.pid == launcher.pid else each for each in exits)
 
     def leftovers(self) -> list[ProcessId]:
         """Processes of an ended attempt that are still there; none after a stop, which ends only when nothing is."""
@@ -383,12 +364,3 @@ class Attempt:
     def _write(self, **changes: object) -> None:
         self.record = replace(self.record, **changes)  # type: ignore[arg-type]
         record.write_if_possible(self._site.record_path, self.record)
-
-
-def _stuck_notes(stuck: list[ProcessId]) -> tuple[str, ...]:
-    return tuple(
-        f"process {each.pid} does not die of SIGKILL (state {found.state}, in "
-        f"{processes.wait_channel(each.pid) or '?'}): its device or file system hangs; the node has to be restarted"
-        for each in stuck
-        if (found := processes.stat_of(each)) is not None
-    )
