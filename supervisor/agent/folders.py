@@ -71,14 +71,15 @@ def node_folder(root: Path, folders: AgentFolders) -> Path:
 
 
 def make_rank_folder(root: Path, folders: AgentFolders, attempt: int) -> Path:
-    """A new, empty folder that only this user may enter. Raises FolderError."""
+    """A new, empty folder that only this user may enter; those of older attempts go. Raises FolderError."""
     parent = node_folder(root, folders)
     folder = parent / f"attempt-{attempt}"
     try:
         for each in (parent.parent.parent, parent.parent, parent):
             each.mkdir(mode=0o700, exist_ok=True)
             _check_owner(each)
-        shutil.rmtree(folder, ignore_errors=True)
+        for older in parent.iterdir():
+            shutil.rmtree(older, ignore_errors=True)
         folder.mkdir(mode=0o700)
     except OSError as error:
         raise FolderError(f"cannot make {folder}: {error.strerror}; free or repair {root}") from error

@@ -113,11 +113,11 @@ class Starter:
         command = torchrun_command.parse(spec.command)
         if command is not None and (found := torchrun_command.conflicts(command)):
             raise LaunchError("; ".join(each.message for each in found))
+        launch.check(spec, {**self._environment, **dict(spec.environment)})
+        launch.make_attempt_folder(spec)
         root = folders.shared_root(self._environment)
         rank_folder = folders.make_rank_folder(root, self._folders, order.attempt)
         environment = self._launch_environment(spec, order.attempt, rank_folder)
-        launch.check(spec, environment)
-        launch.make_attempt_folder(spec)
         ControlPage.create(rank_folder / CONTROL_FILE).close()
         exit_file = self._folders.exit_file(f"attempt-{order.attempt}")
         exit_file.unlink(missing_ok=True)
@@ -196,10 +196,10 @@ class Starter:
             return self._refused(order, f"there is no process {pid} (any more) on this node")
         try:
             launch.make_attempt_folder(order.spec)
-            root = folders.shared_root(self._environment)
-            rank_folder = folders.make_rank_folder(root, self._folders, order.attempt)
-        except (FolderError, LaunchError) as error:
+        except LaunchError as error:
             return self._refused(order, str(error))
+        # Never made: the ranks do not know of it.
+        rank_folder = folders.node_folder(folders.shared_root(self._environment), self._folders) / "attached"
         written = AttemptRecord(
             attempt=order.attempt,
             spec=order.spec,

@@ -30,7 +30,9 @@ WRITTEN = AttemptRecord(
 
 def test_the_rank_folder_is_private_and_empty(tmp_path: Path) -> None:
     where = AgentFolders(tmp_path / "run", "gpt", "node-0")
+    older = folders.make_rank_folder(tmp_path, where, 1)
     folder = folders.make_rank_folder(tmp_path, where, 2)
+    assert not older.exists()
     (folder / "control").touch()
     assert folders.make_rank_folder(tmp_path, where, 2) == folder and list(folder.iterdir()) == []
     assert folder.stat().st_mode & 0o777 == 0o700
