@@ -103,6 +103,9 @@ def _answer(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
     failure, verdict, launch = state.failure, event.verdict, state.relaunch
     assert failure is not None and launch is not None
     what = f"{verdict.reason} ({verdict.category.value}): {verdict.explanation}"
+    if verdict.action is Action.FIX_USER and _deserves_a_try(state, policy):
+        verdict = replace(verdict, action=Action.RESTART_SAME)
+        what = f"{what} It had made new steps, so it is tried once more."
     told = warning(f"incident {state.incident} is {what}", state.incident)
     if verdict.action is Action.FIX_USER:
         text = f"{verdict.reason}: {verdict.explanation}. What to do: {verdict.suggestion}"
@@ -125,6 +128,18 @@ def _answer(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
         wait_s = service_wait(state, policy, event.jitter)
         return relaunch(state, event.at, policy, launch, wait_s, told, waits_for=WaitFor.SERVICE)
     return relaunch(state, event.at, policy, launch, backoff(state, policy, event.jitter), told)
+
+
+def _deserves_a_try(state: RunState, policy: Policy) -> bool:
+    """An error that nothing explains, after new steps, is tried once more; a second one within the window is not.
+
+    Before its first step, or with no progress since the last failure, it is the user's: a restart cannot help.
+    """
+    now, *earlier = reversed(state.past)
+    since = now.at - policy.budget(now.category).window_s
+    repeated = any(past.reason == now.reason and past.at > since for past in earlier)
+    progressed = now.step is not None and now.trained and state.tries_without_progress == 0
+    return now.reason == UNKNOWN.reason and progressed and not repeated
 
 
 def _may_be_a_node(failure: Failure, verdict: Verdict) -> bool:

@@ -39,6 +39,7 @@ SCRIPT_BUG = Verdict(
 STORAGE_AWAY = Verdict("StorageError", Category.OTHER, Action.WAIT_AND_RETRY, "the bucket does not answer")
 WANDB_AWAY = Verdict("ServiceError", Category.OTHER, Action.RESTART_SAME, "wandb does not answer", service="wandb")
 SPIKE = Verdict("LossSpike", Category.OTHER, Action.ROLLBACK, "the loss jumped")
+NO_MESSAGE = Verdict("Unknown", Category.OTHER, Action.FIX_USER, "exit code 3 without a message.", "print the error")
 NOT_NAMED = Verdict("Unknown", Category.OTHER, Action.RESTART_SAME, "nothing in the logs tells why")
 
 

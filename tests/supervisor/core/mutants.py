@@ -216,6 +216,18 @@ MUTANTS = (
     ),
     Mutant(
         "answers.py",
+        " and progressed and not repeated",
+        " and progressed",
+        "an exit that nothing explains is tried for ever",
+    ),
+    Mutant(
+        "answers.py",
+        "progressed = now.step is not None and now.trained and state.tries_without_progress == 0",
+        "progressed = True",
+        "an exit that nothing explains is tried again before the first step",
+    ),
+    Mutant(
+        "answers.py",
         "    if verdict.action is Action.FIX_USER:\n",
         "    if verdict.action is Action.FIX_USER and state.attached:\n",
         "a script bug is retried",

@@ -13,6 +13,7 @@ from supervisor.core.policy import Budget, Policy
 from supervisor.core.values import Action, Category, Checkpoint, Phase, WaitFor
 from tests.supervisor.core.journeys import (
     ADVISE,
+    NO_MESSAGE,
     NOT_NAMED,
     SCRIPT_BUG,
     Journey,
@@ -169,6 +170,43 @@ SCENARIOS = (
         Phase.ABANDONED,
         (d.Release(),),
         "1 script failures within 1 h are more than the 0 allowed",
+    ),
+    Scenario(
+        "an exit that nothing explains is tried once more after new steps",
+        lambda: training().commit(80).crash(NO_MESSAGE),
+        Phase.LAUNCHING,
+        (d.Launch(2, resume=AT_80),),
+        "exit code 3 without a message. It had made new steps, so it is tried once more.",
+    ),
+    Scenario(
+        "a second one soon after is the user's, whatever steps it made",
+        lambda: training().commit(80).crash(NO_MESSAGE).train(200).crash(NO_MESSAGE),
+        Phase.ABANDONED,
+        (d.Release(),),
+        "What to do: print the error",
+    ),
+    Scenario(
+        "one long after is tried again",
+        lambda: (
+            training(Policy(budgets=((Category.OTHER, Budget(6, 1.0)),))).crash(NO_MESSAGE).train(200).crash(NO_MESSAGE)
+        ),
+        Phase.LAUNCHING,
+        (d.Launch(3),),
+        "tried once more",
+    ),
+    Scenario(
+        "an exit that nothing explains before the first step is not tried again",
+        lambda: begun().crash(NO_MESSAGE),
+        Phase.ABANDONED,
+        (d.Release(),),
+        "What to do: print the error",
+    ),
+    Scenario(
+        "nor is one that made no new step",
+        lambda: training().commit(80).crash().train(85).crash(NO_MESSAGE),
+        Phase.ABANDONED,
+        (d.Release(),),
+        "What to do: print the error",
     ),
     Scenario(
         "no diagnosis in time: the same again",
