@@ -167,7 +167,7 @@ class _Controller:
             template=template,
             policy=self._policy,
             uri=uri,
-            exits=lambda: monitor.exits,
+            ending=lambda: monitor.ending,
         )
 
     def _allocation(self) -> AllocationSpec:

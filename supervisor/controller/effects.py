@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from schedulers.api import AllocationSpec, NodeState, Scheduler
 from supervisor.agent import api as agent
 from supervisor.controller import fences, inquest, resume
+from supervisor.controller.ending import Ending
 from supervisor.controller.port import OrderQueues
 from supervisor.controller.run_folder import RunFolder
 from supervisor.core.api import Policy, RunState, decisions, events
@@ -38,7 +39,7 @@ class AttemptTemplate:
 
 
 class RunEffects:
-    """Effects of one run. `exits` tells how the newest attempt's ranks ended."""
+    """Effects of one run. `ending` tells how the newest attempt ended."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class RunEffects:
         template: AttemptTemplate,
         policy: Policy,
         uri: str | None,
-        exits: Callable[[], tuple[tuple[str, agent.RankExit], ...]],
+        ending: Callable[[], Ending],
     ) -> None:
         self._folder = folder
         self._scheduler = scheduler
@@ -59,7 +60,7 @@ class RunEffects:
         self._template = template
         self._policy = policy
         self._uri = uri
-        self._exits = exits
+        self._ending = ending
 
     def carry_out(self, decision: decisions.Decision, state: RunState) -> events.Event | None:
         match decision:
@@ -95,9 +96,7 @@ class RunEffects:
     def look_after_agents(self) -> None:
         """An agent that died is started again and takes its attempt over; training does not notice."""
         allocation = self._scheduler.find(self._allocation.run)
-        if allocation is None:
-            return
-        if any(status.state is NodeState.ENDED for status in self._scheduler.status(allocation)):
+        if allocation is None or any(s.state is NodeState.ENDED for s in self._scheduler.status(allocation)):
             self._scheduler.submit(self._allocation)
 
     def _order(self, order: agent.Order) -> None:
@@ -111,6 +110,7 @@ class RunEffects:
         spec = self._spec(launch)
         for node in allocation.nodes:
             self._orders.put(node, agent.StartAttempt(launch.attempt, spec))
+        inquest.prepare()
 
     def _spec(self, launch: decisions.Launch) -> agent.LaunchSpec:
         template = self._template
@@ -159,7 +159,7 @@ class RunEffects:
             attempt_folder=self._folder.attempt(diagnose.attempt),
             incident_folder=self._folder.incident(diagnose.incident),
             failure=state.failure,
-            exits=self._exits(),
+            ending=self._ending(),
         )
         if self._uri is None:
             known, newest = None, 0

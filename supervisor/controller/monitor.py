@@ -14,6 +14,7 @@ from typing import TypeAlias
 from supervisor.agent import api as agent
 from supervisor.controller import checkpoint_facts
 from supervisor.controller.api import LiveNumbers
+from supervisor.controller.ending import Ending
 from supervisor.controller.throughput import Throughput
 from supervisor.core.api import FailureKind, Phase, RunState, Severity, events
 from supervisor.detection import api as detection
@@ -90,9 +91,12 @@ class Monitor:
         self._stall_s: float | None = None
 
     @property
-    def exits(self) -> tuple[tuple[str, agent.RankExit], ...]:
-        """Node and exit of every rank of the newest attempt that is gone."""
-        return tuple(self._seen.exits.values())
+    def ending(self) -> Ending:
+        """How the newest attempt ended, as far as it has."""
+        seen = self._seen
+        codes = [end.exit_code for end in seen.ended.values() if end.exit_code and not end.by_us]
+        size = len({*seen.ranks, *seen.exits})
+        return Ending(tuple(seen.exits.values()), size or None, codes[0] if codes else None)
 
     @property
     def last_row(self) -> agent.StepRow | None:
@@ -250,7 +254,9 @@ class Monitor:
         suspects = tuple(dict.fromkeys(seen.ranks[rank][0] for rank in verdict.culprits)) if verdict.is_clear else ()
         culprits = ", ".join(str(rank) for rank in verdict.culprits[:4])
         detail = f"{verdict.why}; most suspicious ranks: {culprits}"
-        found = events.HangFound(at, seen.attempt, verdict.step, at - verdict.silent_s, detail, suspects)
+        since = at - verdict.silent_s
+        culprit = verdict.culprits[0] if verdict.is_clear else None
+        found = events.HangFound(at, seen.attempt, verdict.step, since, detail, suspects, culprit)
         return [*self._sample(at), found]
 
     def _settle(self, state: RunState, at: float) -> Iterator[Noticed]:

@@ -100,6 +100,8 @@ class HangFound:
     since: float
     detail: str
     suspects: tuple[str, ...] = ()
+    rank: int | None = None
+    """The one that stands out by more than its silence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ def on_rank_failed(state: RunState, event: e.RankFailed, policy: Policy) -> Step
 
 
 def on_hang_found(state: RunState, event: e.HangFound, policy: Policy) -> Step:
-    return _open(state, event.at, policy, FailureKind.HANG, event.since, event.detail, suspects=event.suspects)
+    kind, named = FailureKind.HANG, event.suspects
+    return _open(state, event.at, policy, kind, event.since, event.detail, suspects=named, rank=event.rank)
 
 
 def on_loss_spiked(state: RunState, event: e.LossSpiked, policy: Policy) -> Step:
@@ -74,7 +75,7 @@ def on_attempt_failed(state: RunState, event: e.AttemptEnded, policy: Policy) ->
     told: tuple[Notify, ...] = ()
     if not has_open_failure(state):
         how = event.detail or f"the launcher exited with {event.exit_code}"
-        opened, notice = _opened(state, event.at, FailureKind.EXIT, event.at, how, (), None, None)
+        opened, notice = _opened(state, event.at, FailureKind.EXIT, event.at, how)
         told = (notice,)
     return diagnosing(opened, event.at, policy, *told)
 
@@ -85,15 +86,18 @@ def _opened(
     kind: FailureKind,
     since: float,
     detail: str,
-    suspects: tuple[str, ...],
-    step: int | None,
-    positions: tuple[int, int] | None,
+    suspects: tuple[str, ...] = (),
+    rank: int | None = None,
+    step: int | None = None,
+    positions: tuple[int, int] | None = None,
 ) -> tuple[RunState, Notify]:
     incident = state.incident + 1
     onset, last = positions or (None, None)
     where = state.step if step is None else step
     trained = state.phase is Phase.TRAINING
-    failure = Failure(incident, state.attempt, kind, since, at, where, detail, trained, suspects, onset, last)
+    failure = Failure(
+        incident, state.attempt, kind, since, at, where, detail, trained, suspects, onset, last, rank=rank
+    )
     place = "before its first step" if not trained else "while training" if where is None else f"at step {where}"
     told = warning(f"incident {incident}: attempt {state.attempt} failed {place} ({kind.value}): {detail}", incident)
     return replace(state, incident=incident, failure=failure), told
@@ -108,6 +112,7 @@ def _open(
     detail: str,
     *,
     suspects: tuple[str, ...] = (),
+    rank: int | None = None,
     step: int | None = None,
     positions: tuple[int, int] | None = None,
 ) -> Step:
@@ -116,7 +121,7 @@ def _open(
         return unchanged(state)
     if has_open_failure(state):
         return unchanged(state)
-    opened, told = _opened(state, at, kind, since, detail, suspects, step, positions)
+    opened, told = _opened(state, at, kind, since, detail, suspects, rank, step, positions)
     return answer_open_failure(opened, at, policy, told)
 
 

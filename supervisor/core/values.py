@@ -180,6 +180,8 @@ class Failure:
     onset_position: int | None = None
     last_position: int | None = None
     verdict: Verdict | None = None
+    rank: int | None = None
+    """Of a hang, the rank that stood out to the detector."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,8 @@ class Case:
     world_size: int | None = None
     hang: Hang | None = None
     stopped_by_us: frozenset[int] = frozenset()
+    launcher_exit: int | None = None
+    failed_at: float | None = None
 
 
 def from_clue(case: Case, clue: Clue, clues: list[Clue], *, names_culprit: bool = True) -> Diagnosis:
@@ -93,9 +95,13 @@ def _is_on_many_nodes(clue: Clue, clues: Sequence[Clue]) -> bool:
 
 
 def _is_same_error(one: Clue, other: Clue) -> bool:
+    """The same words, or the same class raised at the same line with words that name the rank."""
     if one.error is None or other.error is None:
         return False
-    return one.error.text == other.error.text
+    if one.error.text == other.error.text:
+        return True
+    is_same_place = bool(one.error.frames) and one.error.frames[-1:] == other.error.frames[-1:]
+    return is_same_place and one.error.kind == other.error.kind
 
 
 def from_rule(

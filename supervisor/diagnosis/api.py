@@ -8,11 +8,13 @@ of the table that says so.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from supervisor.diagnosis.answers import Case
 from supervisor.diagnosis.clues import Findings, Scanner
+from supervisor.diagnosis.hang_evidence import RankEvidence, read_evidence
 from supervisor.diagnosis.model import (
     CATEGORY_OF_REASON,
     UNKNOWN,
@@ -25,7 +27,7 @@ from supervisor.diagnosis.model import (
     RankExit,
     Stream,
 )
-from supervisor.diagnosis.reading import LogReadError, find_sources, read_lines
+from supervisor.diagnosis.reading import LogReadError, find_sources, is_cut, read_lines
 from supervisor.diagnosis.signatures import Matcher, default_matcher
 from supervisor.diagnosis.verdict import judge
 
@@ -39,10 +41,13 @@ __all__ = [
     "Hang",
     "LogReadError",
     "LogSource",
+    "RankEvidence",
     "RankExit",
     "Stream",
     "diagnose",
     "find_sources",
+    "prepare",
+    "read_evidence",
     "to_json",
 ]
 
@@ -56,6 +61,9 @@ def diagnose(
     world_size: int | None = None,
     hang: Hang | None = None,
     stopped_by_us: Iterable[int] = (),
+    launcher_exit: int | None = None,
+    failed_at: float | None = None,
+    kernel: Iterable[LogSource] = (),
     matcher: Matcher | None = None,
 ) -> Diagnosis:
     """Find the cause of a failure.
@@ -66,6 +74,10 @@ def diagnose(
         world_size: Number of ranks of the attempt.
         hang: Given when the attempt was stopped because no step came.
         stopped_by_us: Ranks whose SIGTERM or SIGKILL is our own clearing up.
+        launcher_exit: Exit code of the launcher, negative for a signal; None when we ended it.
+        failed_at: When it failed, in epoch seconds; kernel lines far from it count only when they condemn a node.
+        kernel: Kernel logs of the nodes. They are read when a process ended by a signal or when the other logs do
+            not already show a mistake of the script, so that a stray kernel line never hides one.
         matcher: The signature table; the one of the package by default.
 
     Raises:
@@ -73,17 +85,44 @@ def diagnose(
     """
     scanner = Scanner(matcher or default_matcher())
     findings = [_scan(scanner, source) for source in sources]
-    return judge(Case(findings, tuple(exits), world_size, hang, frozenset(stopped_by_us)))
+    case = Case(findings, tuple(exits), world_size, hang, frozenset(stopped_by_us), launcher_exit, failed_at)
+    found = judge(case)
+    if not _is_scripts_mistake(case, found):
+        machine = [_scan(scanner, source) for source in kernel]
+        found = judge(replace(case, findings=[*findings, *machine])) if machine else found
+    cut = max((each.source.last_bytes or 0 for each in findings if each.is_cut), default=0)
+    if not cut:
+        return found
+    text = (
+        f"{found.explanation} Of longer logs only the last {cut / 2**20:.3g} MiB were read, lines counted from there."
+    )
+    return replace(found, explanation=text)
+
+
+def prepare() -> None:
+    """Compile the signature table now, so that the first diagnosis does not have to."""
+    Scanner(default_matcher())
+
+
+def _is_scripts_mistake(case: Case, found: Diagnosis) -> bool:
+    """Whether the logs themselves show what a person has to change, and no process ended by a signal of others."""
+    killed = any((each.exit_code or 0) < 0 and each.rank not in case.stopped_by_us for each in case.exits)
+    return found.action is Action.FIX_USER and found.reason != UNKNOWN and not killed
 
 
 def _scan(scanner: Scanner, source: LogSource) -> Findings:
-    lines = read_lines(source.lines) if isinstance(source.lines, Path) else source.lines
     if not source.name.endswith("error.json"):
-        return scanner.scan(source, lines)
+        findings = scanner.scan(source, _lines(source))
+        findings.is_cut = isinstance(source.lines, Path) and is_cut(source.lines, source.last_bytes)
+        return findings
     if isinstance(source.lines, Path):
         with source.lines.open(encoding="utf-8", errors="replace") as file:
             return scanner.scan_error_file(source, file.read(_LARGEST_ERROR_FILE_CHARS))
-    return scanner.scan_error_file(source, "\n".join(lines)[:_LARGEST_ERROR_FILE_CHARS])
+    return scanner.scan_error_file(source, "\n".join(source.lines)[:_LARGEST_ERROR_FILE_CHARS])
+
+
+def _lines(source: LogSource) -> Iterable[str]:
+    return read_lines(source.lines, source.last_bytes) if isinstance(source.lines, Path) else source.lines
 
 
 def to_json(diagnosis: Diagnosis) -> dict[str, Any]:

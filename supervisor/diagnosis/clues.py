@@ -11,6 +11,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from supervisor.diagnosis.launcher import LITERALS as LAUNCHER_LITERALS
 from supervisor.diagnosis.launcher import LauncherReader, ReportedExit, parse_error_file
@@ -27,6 +28,8 @@ _KEPT_ERRORS = 8
 _KEPT_TEXT_CHARS = 500
 _REMEMBERED_LINES = 40
 
+_DIGITS = str.maketrans("123456789", "000000000")
+_KEPT_SHAPES = 8192
 _PROGRESS = re.compile(r"(?i)\b(?:step|iteration|iter|global_step)\b\W{0,6}\d")
 _EXTRA_LITERALS = ("traceback (most", "error", "exception", "keyboardinterrupt", 'file "')
 
@@ -59,6 +62,8 @@ class Findings:
     clues: list[Clue] = field(default_factory=list)
     exits: list[tuple[ReportedExit, EvidenceLine, int]] = field(default_factory=list)
     has_progress: bool = False
+    is_cut: bool = False
+    """The start of the log was left out."""
 
 
 @dataclass(slots=True)
@@ -81,13 +86,12 @@ class Scanner:
 
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
-        literals = {*matcher.literals, *_EXTRA_LITERALS, *LAUNCHER_LITERALS}
-        self._interesting = re.compile(trie_pattern(literals))
+        self._shapes = _shapes_of(matcher)
         self._order = 0
 
     def scan(self, source: LogSource, lines: Iterable[str]) -> Findings:
         """Read all of `lines`; what is kept is bounded whatever their number and length."""
-        return _Scan(self._matcher, self._interesting, source, self._order).run(lines, self._advance)
+        return _Scan(self._matcher, self._shapes, source, self._order).run(lines, self._advance)
 
     def scan_error_file(self, source: LogSource, text: str) -> Findings:
         """Read torch elastic's error.json, which one rank wrote about its own end."""
@@ -109,12 +113,40 @@ class Scanner:
         self._order += count
 
 
+class _Shapes:
+    """What a line's shape (lower case, every digit a zero) says: whether it may matter, and whether it tells a step.
+
+    A training's lines differ by their digits, so nearly all of them are looked up and not searched. A line that holds
+    a literal has the literal's shape, so none that matters is lost.
+    """
+
+    def __init__(self, literals: Iterable[str]) -> None:
+        self._interesting = re.compile(trie_pattern(literal.translate(_DIGITS) for literal in literals))
+        self._known: dict[str, tuple[bool, bool]] = {}
+
+    def of(self, text: str) -> tuple[bool, bool]:
+        shape = text.lower().translate(_DIGITS)
+        known = self._known.get(shape)
+        if known is None:
+            is_progress = "loss" in shape and _PROGRESS.search(shape) is not None
+            known = (self._interesting.search(shape) is not None, is_progress)
+            if len(self._known) >= _KEPT_SHAPES:
+                self._known.clear()
+            self._known[shape] = known
+        return known
+
+
+@cache
+def _shapes_of(matcher: Matcher) -> _Shapes:
+    return _Shapes({*matcher.literals, *_EXTRA_LITERALS, *LAUNCHER_LITERALS})
+
+
 class _Scan:
     """One log being read."""
 
-    def __init__(self, matcher: Matcher, interesting: re.Pattern[str], source: LogSource, order: int) -> None:
+    def __init__(self, matcher: Matcher, shapes: _Shapes, source: LogSource, order: int) -> None:
         self._matcher = matcher
-        self._interesting = interesting
+        self._shapes = shapes
         self._source = source
         self._start = order
         self._findings = Findings(source)
@@ -130,10 +162,10 @@ class _Scan:
         number = 0
         for number, raw in enumerate(lines, start=1):
             text = raw[:MAX_LINE_CHARS]
-            lowered = text.lower()
-            if "loss" in lowered and _PROGRESS.search(text):
+            is_interesting, is_progress = self._shapes.of(text)
+            if is_progress:
                 self._last_progress = number
-            if self._is_open() or self._interesting.search(lowered) is not None:
+            if is_interesting or self._is_open():
                 self._read(text, number)
             self._recent.append(text)
         advance(number)

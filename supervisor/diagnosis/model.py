@@ -12,6 +12,8 @@ from enum import Enum
 from pathlib import Path
 from types import MappingProxyType
 
+from supervisor.diagnosis.hang_evidence import RankEvidence
+
 
 class Category(str, Enum):
     """The four kinds of cause; the first three are those of the Acme study (arXiv 2403.07648, table 3)."""
@@ -95,13 +97,17 @@ class Stream(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class LogSource:
-    """One log: `name` is the path that a person is shown; `lines` is a path to read or the lines themselves."""
+    """One log: `name` is the path that a person is shown; `lines` is a path to read or the lines themselves.
+
+    With `last_bytes` only so much at the end of a file is read, and its lines are counted from there.
+    """
 
     name: str
     lines: Path | Iterable[str]
     rank: int | None = None
     node: str | None = None
     stream: Stream = Stream.STDOUT
+    last_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +124,16 @@ class RankExit:
 
 @dataclass(frozen=True, slots=True)
 class Hang:
-    """A run without a step for `silent_s` seconds; `stacks` holds each rank's stack as py-spy's text."""
+    """A run without a step for `silent_s` seconds; `ranks` is what was kept of each rank before it was stopped.
+
+    `culprit` is the rank that the detector found to stand out, and `folder` is where the evidence lies.
+    """
 
     step: int | None
     silent_s: float
-    stacks: Mapping[int, str] = field(default_factory=dict)
+    ranks: Mapping[int, RankEvidence] = field(default_factory=dict)
+    culprit: int | None = None
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ since 1 January as the line writes it; it orders lines against lines and is neve
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass
 
 MAX_LINE_CHARS = 4096
@@ -101,3 +102,10 @@ def _seconds(parts: dict[str, str | None]) -> float | None:
         return None
     days = _DAYS_BEFORE[month - 1] + int(day) - 1
     return days * 86400.0 + int(hour) * 3600 + int(minute) * 60 + float(second.replace(",", "."))
+
+
+def local_seconds_of_year(epoch: float) -> float:
+    """Epoch seconds as a log of this machine would write them: seconds since 1 January, local time."""
+    local = time.localtime(epoch)
+    days = _DAYS_BEFORE[local.tm_mon - 1] + local.tm_mday - 1
+    return days * 86400.0 + local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + epoch % 1

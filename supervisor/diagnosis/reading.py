@@ -7,7 +7,9 @@ file of one endless line costs no memory.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import os
 import re
 import zlib
 from collections.abc import Iterator
@@ -71,8 +73,11 @@ def describe(path: Path) -> LogSource:
     return LogSource(str(path), path, int(rank[1]) if rank else None, node[1] if node else None, stream)
 
 
-def read_lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path, last_bytes: int | None = None) -> Iterator[str]:
     """The lines of a file, each cut at MAX_LINE_CHARS; gzip by its first bytes.
+
+    With `last_bytes` a longer plain file is read from the first whole line of its last so many bytes. Where a hole
+    was punched at the start of a file, reading begins behind it.
 
     Raises LogReadError when the file cannot be opened. A gzip file that is cut short ends where it is cut.
     """
@@ -81,6 +86,7 @@ def read_lines(path: Path) -> Iterator[str]:
             is_gzip = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             if not is_gzip:
+                _skip_start(raw, last_bytes)
                 yield from split_lines(raw)
                 return
             with gzip.GzipFile(fileobj=raw) as unpacked:
@@ -89,6 +95,24 @@ def read_lines(path: Path) -> Iterator[str]:
         return
     except OSError as error:
         raise LogReadError(f"{path}: cannot be read ({error.strerror or error}); check its rights") from error
+
+
+def is_cut(path: Path, last_bytes: int | None) -> bool:
+    """Whether `read_lines` leaves out the start of the file."""
+    return last_bytes is not None and path.stat().st_size > last_bytes
+
+
+def _skip_start(raw: IO[bytes], last_bytes: int | None) -> None:
+    size = os.fstat(raw.fileno()).st_size
+    begin = 0 if last_bytes is None else max(0, size - last_bytes)
+    # The buffered reader does not notice when the place is moved under it, so it is put back.
+    place = os.lseek(raw.fileno(), 0, os.SEEK_CUR)
+    with contextlib.suppress(OSError):  # a file of nothing but a hole, or a file system that knows none
+        begin = max(begin, os.lseek(raw.fileno(), 0, os.SEEK_DATA))
+    os.lseek(raw.fileno(), place, os.SEEK_SET)
+    raw.seek(begin)
+    if begin:
+        raw.readline()
 
 
 def split_lines(stream: IO[bytes] | gzip.GzipFile) -> Iterator[str]:

@@ -100,7 +100,7 @@ class Matcher:
 
     def __init__(self, signatures: Sequence[Signature]) -> None:
         self.signatures = tuple(signatures)
-        rows: list[tuple[Signature, re.Pattern[str], tuple[str, ...]]] = []
+        rows: list[tuple[Signature, tuple[str, ...]]] = []
         literals: set[str] = set()
         for row in self.signatures:
             needed = required_literals(row.pattern)
@@ -109,8 +109,9 @@ class Matcher:
                     f"signature {row.name!r} has no literal of 3 characters in each branch to search for"
                 )
             literals.update(needed)
-            rows.append((row, re.compile(row.pattern), needed))
+            rows.append((row, needed))
         self._rows = tuple(rows)
+        self._compiled: dict[str, re.Pattern[str]] = {}
         self.literals = frozenset(literals)
         self._literal = re.compile(trie_pattern(literals))
 
@@ -119,10 +120,16 @@ class Matcher:
         lowered = text.lower()
         if self._literal.search(lowered) is None:
             return None
-        for row, pattern, needed in self._rows:
-            if any(literal in lowered for literal in needed) and pattern.search(text) is not None:
+        for row, needed in self._rows:
+            if any(literal in lowered for literal in needed) and self._pattern(row).search(text) is not None:
                 return row
         return None
+
+    def _pattern(self, row: Signature) -> re.Pattern[str]:
+        """Compiled when it is first needed: a failure's lines meet few of the rows."""
+        if row.name not in self._compiled:
+            self._compiled[row.name] = re.compile(row.pattern)
+        return self._compiled[row.name]
 
     @property
     def fallback(self) -> Signature:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import signal
 from dataclasses import replace
+from pathlib import Path
 
 from supervisor.diagnosis import exits as exit_rules
 from supervisor.diagnosis.answers import Case, also_seen, from_clue, from_rule, no_failure, node_of, symptom_notes
@@ -19,6 +20,7 @@ from supervisor.diagnosis.exits import ExitRule
 from supervisor.diagnosis.hangs import read_hang
 from supervisor.diagnosis.launcher import ReportedExit
 from supervisor.diagnosis.model import UNKNOWN, Action, Diagnosis, EvidenceLine, RankExit
+from supervisor.diagnosis.prefixes import local_seconds_of_year
 from supervisor.diagnosis.signatures import Trust
 
 _SURVIVED_CONFIDENCE = 0.3
@@ -42,6 +44,7 @@ def judge(case: Case) -> Diagnosis:
         _by_hang,
         _by_soft,
         _by_reported_end,
+        _by_launcher_end,
         _by_silent_end,
         _by_symptom,
         _by_survived,
@@ -58,6 +61,8 @@ _Ended = tuple[RankExit, ExitRule] | None
 def _by_kernel(case: Case, clues: list[Clue], _ended: _Ended) -> Diagnosis | None:
     kernel = [clue for clue in clues if clue.signature.trust is Trust.KERNEL]
     job = [clue.at for clue in clues if clue.signature.trust is not Trust.KERNEL and clue.at is not None]
+    if case.failed_at is not None:
+        job = [local_seconds_of_year(case.failed_at)]
     if job:
         first = min(job)
         near = [c for c in kernel if c.at is None or first - _KERNEL_EARLY_S <= c.at <= first + _KERNEL_LATE_S]
@@ -91,19 +96,21 @@ def _by_live_end(case: Case, clues: list[Clue], ended: _Ended) -> Diagnosis | No
 def _by_hang(case: Case, clues: list[Clue], _ended: _Ended) -> Diagnosis | None:
     if case.hang is None:
         return None
-    reading = read_hang(case.hang)
+    reading = read_hang(case.hang, case.world_size)
+    nodes = {node_of(case, rank) for rank in reading.ranks}
+    proofs = [EvidenceLine(str(Path(case.hang.folder, name)), 1, text) for name, text in reading.proofs]
     return Diagnosis(
         reading.reason,
         reading.action,
-        0.6 if reading.rank is not None else 0.5,
+        reading.confidence,
         reading.explanation,
-        "Restart; the stacks of all ranks are kept with the incident. When the same rank hangs again, test its node.",
+        reading.suggestion,
         f"signature:{reading.name}",
-        node=node_of(case, reading.rank),
+        node=next(iter(nodes)) if len(nodes) == 1 and reading.may_be_the_node else None,
         rank=reading.rank,
         also_seen=also_seen(reading.reason, clues),
         symptom_notes=symptom_notes(reading.reason, clues),
-        evidence=tuple(clue.where for clue in clues[:_MOST_HANG_EVIDENCE]),
+        evidence=(*proofs, *(clue.where for clue in clues))[:_MOST_HANG_EVIDENCE],
     )
 
 
@@ -128,6 +135,16 @@ def _by_reported_end(case: Case, clues: list[Clue], _ended: _Ended) -> Diagnosis
             rank = reported.rank if reported.rank is not None else reported.local_rank
             return from_rule(case, rule, clues, rank=rank, node=node, where=where)
     return None
+
+
+def _by_launcher_end(case: Case, clues: list[Clue], ended: _Ended) -> Diagnosis | None:
+    """The launcher itself was killed or could not start; torchrun returns 1 whatever its ranks did."""
+    code = case.launcher_exit
+    rule = None if code is None else exit_rules.rule_for(code, is_live=True, is_one_of_many=False)
+    if ended is not None or rule is None or rule.reason == UNKNOWN:
+        return None
+    found = from_rule(case, rule, clues, rank=None, node=None)
+    return replace(found, explanation=f"The launcher itself ended with {code}. {found.explanation}")
 
 
 def _by_silent_end(case: Case, clues: list[Clue], _ended: _Ended) -> Diagnosis | None:

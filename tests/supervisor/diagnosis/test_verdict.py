@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -15,6 +16,7 @@ from supervisor.diagnosis.api import (
     Diagnosis,
     Hang,
     LogSource,
+    RankEvidence,
     RankExit,
     Stream,
     diagnose,
@@ -140,6 +142,44 @@ def test_kernel_evidence_beats_everything_in_the_logs() -> None:
     assert diagnosis.action is Action.ISOLATE_NODE_AND_RESTART
 
 
+def test_a_kernel_line_never_hides_a_mistake_of_the_script() -> None:
+    kernel = LogSource(
+        "kernel-n0.log", ["kernel: Out of memory: Killed process 8812 (cron) total-vm:9kB"], stream=Stream.KERNEL
+    )
+    exits = [RankExit(0, "n0", 1, 100.0), RankExit(1, "n0", -15, 100.1)]
+    sources = ranks(traceback("KeyError: 'x'"), [])
+    assert diagnose(sources, exits, stopped_by_us=[1], kernel=[kernel]).reason == "KeyError"
+    killed = [RankExit(0, "n0", -9, 100.0), RankExit(1, "n0", -15, 100.1)]
+    assert diagnose(ranks([], []), killed, stopped_by_us=[1], kernel=[kernel]).reason == "OutOfMemoryError"
+
+
+def test_a_kernel_line_of_days_ago_explains_no_failure_of_today() -> None:
+    today = time.mktime((2026, 3, 12, 10, 0, 0, 0, 0, -1))
+    line = "2026-03-{day}T09:59:58.000 kernel: Out of memory: Killed process 8812 (python) total-vm:9kB"
+    killed = [RankExit(0, "n0", -9, today)]
+
+    def reason(day: str) -> str:
+        kernel = LogSource("kernel-n0.log", [line.format(day=day)], stream=Stream.KERNEL)
+        return diagnose([], killed, failed_at=today, kernel=[kernel]).reason
+
+    assert (reason("12"), reason("10")) == ("OutOfMemoryError", "NodeFailure")
+
+
+def test_the_launchers_own_death_is_a_cause_only_where_nothing_else_is() -> None:
+    diagnosis = diagnose([], launcher_exit=-9)
+    assert (diagnosis.reason, diagnosis.action) == ("NodeFailure", Action.RESTART_SAME)
+    assert "The launcher itself ended with -9." in diagnosis.explanation
+    assert diagnose(ranks(traceback("KeyError: 'x'")), launcher_exit=-9).reason == "KeyError"
+    assert not diagnose([], launcher_exit=1).found_failure
+
+
+def test_an_error_of_all_ranks_is_one_although_its_words_differ_by_rank() -> None:
+    diagnosis = diagnose(ranks(*(traceback(f"ValueError: rank {rank} got 3 of 4") for rank in range(4))))
+    assert (diagnosis.reason, diagnosis.rank, diagnosis.node) == ("ValueError", None, None)
+    assert "4 ranks met the same error" in diagnosis.explanation
+    assert {line.file for line in diagnosis.evidence} == {f"rank{rank}.log" for rank in range(4)}
+
+
 def test_a_device_assert_is_the_scripts_although_cuda_and_the_kernel_complain() -> None:
     noise = ["NVRM: Xid (PCI:0000:cb:00): 43, pid=1, name=python, Ch 00000008"]
     lines = [
@@ -237,11 +277,19 @@ def test_an_error_file_is_read() -> None:
 
 
 def test_a_hang_names_the_rank_that_the_others_wait_for() -> None:
-    waits = "Thread 1 (idle): MainThread\n    all_reduce (torch/distributed/distributed_c10d.py:2501)\n"
-    loads = "Thread 1 (idle): MainThread\n    _try_get_data (torch/utils/data/dataloader.py:1131)\n"
-    hang = Hang(812, 61.0, {0: waits, 1: loads, 2: waits})
+    waits = RankEvidence("S", stack='Thread 1 (idle): "MainThread"\n    all_reduce (distributed_c10d.py:2501)\n')
+    loads = RankEvidence("S", stack='Thread 1 (idle): "MainThread"\n    _try_get_data (dataloader.py:1131)\n')
+    hang = Hang(812, 61.0, {0: waits, 1: loads, 2: waits}, folder="/run/incidents/0001")
     diagnosis = diagnose(ranks([], [], []), world_size=3, hang=hang, stopped_by_us=[0, 1, 2])
-    assert (diagnosis.reason, diagnosis.rank) == ("DataloaderKilled", 1)
+    assert (diagnosis.reason, diagnosis.rank, diagnosis.node) == ("DataloaderKilled", 1, "node-0")
+    assert diagnosis.evidence[0].file == "/run/incidents/0001/stacks-rank-1.txt"
+    assert diagnosis.evidence[0].text == "_try_get_data (dataloader.py:1131)"
+
+
+def test_a_stopped_rank_is_named_and_its_node_is_not_suspected() -> None:
+    hang = Hang(812, 61.0, {0: RankEvidence("T"), 1: RankEvidence("S")})
+    diagnosis = diagnose(ranks([], []), world_size=2, hang=hang, stopped_by_us=[0, 1])
+    assert (diagnosis.reason, diagnosis.rank, diagnosis.node) == ("ExternalStop", 0, None)
 
 
 def test_a_hang_without_stacks_is_a_silent_hang() -> None:
@@ -270,6 +318,8 @@ def test_a_service_that_was_tried_again_while_training_went_on_is_no_failure() -
         "0 errors, 0 warnings",
         "UserWarning: Error bars are not shown",
         "[W socket.cpp:697] [c10d] The hostname of the client socket cannot be retrieved. err=-3",
+        "[W1130 21:26:14.918275253 WorkerServer.cpp:113] [c10d] Server listening to UNIX /dev/shm/x/rank-0.sock",
+        "[W1130 21:26:14.918275253 WorkerServer.cpp:98] [c10d] Server shutting down",
         "step 4 loss: 2.1 | number of nan iterations: 0 | inf checks: on",
         "NCCL INFO Connected all trees",
         "saving checkpoint; exit code of the last hook: 0",
