@@ -10,8 +10,9 @@ import argparse
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from supervisor import __version__, orders, runs
 from supervisor.config import Settings, load_settings
@@ -19,6 +20,9 @@ from supervisor.controller.run_folder import RunFolder
 from supervisor.core.api import Mode
 from supervisor.core.events import OrderGiven
 from supervisor.errors import UsageError
+
+if TYPE_CHECKING:
+    from supervisor.controller.story import Story
 
 OK = 0
 WRONG_USAGE = 2
@@ -96,19 +100,33 @@ def do_story(arguments: argparse.Namespace) -> int:
 def do_incident(arguments: argparse.Namespace) -> int:
     if arguments.reason is None:
         return _tell_story(arguments, arguments.number)
-    return _give(arguments, orders.correction(arguments))
-
-
-def _tell_story(arguments: argparse.Namespace, incident: int | None) -> int:
     from supervisor import inspection
-    from supervisor.controller import incident_files, story, story_text
 
+    order = orders.correction(arguments)
     folder = RunFolder(runs.find(arguments.run))
+    _told(folder, arguments.number)
+    _print_lines(inspection.correct(folder.path, order))
+    return OK
+
+
+def _told(folder: RunFolder, incident: int | None) -> Story:
+    """The run's story or one incident of it, with what people corrected. Raises UsageError where there is none."""
+    from supervisor import inspection
+    from supervisor.controller import incident_files, story
+
     told = story.tell(inspection.records(folder.path))
     if told is None:
         raise UsageError(f"nothing has happened to the run in {folder.path} yet")
-    if incident is not None:
-        told = story.only_incident(told, incident)
+    told = told if incident is None else story.only_incident(told, incident)
+    corrected = incident_files.corrections(folder, [each.number for each in told.incidents])
+    return replace(told, corrections={**told.corrections, **corrected})
+
+
+def _tell_story(arguments: argparse.Namespace, incident: int | None) -> int:
+    from supervisor.controller import incident_files, story_text
+
+    folder = RunFolder(runs.find(arguments.run))
+    told = _told(folder, incident)
     proofs = {each.number: incident_files.proofs(folder.incident(each.number)) for each in told.incidents}
     command = incident_files.command_of(folder.read_description())
     if arguments.format == "json":

@@ -10,6 +10,7 @@ from typing import Any
 
 from schedulers.registry import open_scheduler
 from supervisor.agent.link import LinkError, Session
+from supervisor.controller import incident_files
 from supervisor.controller.api import ControllerError, JournalRecord, LiveNumbers, RunView
 from supervisor.controller.journal import read_journal
 from supervisor.controller.run_folder import RunFolder, holder
@@ -81,6 +82,18 @@ def give_order(folder: Path, order: events.OrderGiven) -> list[str]:
     except LinkError as error:
         raise ControllerError(f"the controller of {folder.name} does not answer: {error}; try again") from None
     return [str(line) for line in answer.get("answer", [])]
+
+
+def correct(folder: Path, order: events.OrderGiven) -> list[str]:
+    """Keep a person's correction of an incident, and tell a living controller of it. Raises ControllerError."""
+    run_folder = RunFolder(folder)
+    try:
+        incident_files.keep_correction(run_folder.incident(order.incident or 0), order)
+    except OSError as error:
+        raise ControllerError(f"the correction cannot be kept in {folder}: {error.strerror}; free space") from None
+    if holder(run_folder) == "none":
+        return [f"incident {order.incident} is recorded as {order.reason}"]
+    return give_order(folder, order)
 
 
 def nodes_held(folder: Path) -> dict[str, str]:

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from supervisor.controller.ending import Ending
+from supervisor.controller.incident_files import DIAGNOSIS_FILE
 from supervisor.controller.run_folder import read_json, write_json
 from supervisor.core.api import Action, Category, Failure, FailureKind, Verdict
 from supervisor.diagnosis import api as diagnosis
 
-DIAGNOSIS_FILE = "diagnosis.json"
 _MOST_BYTES = 32 * 2**20
 """Of all logs together: reading so much takes about three seconds."""
 _MOST_BYTES_A_LOG = 4 * 2**20

@@ -241,6 +241,26 @@ def test_the_plain_orders_carry_their_kind(name: str) -> None:
     assert parsed(name).order is OrderKind(name)
 
 
+def test_a_correction_of_a_run_that_has_ended_is_kept_and_shown(
+    ended: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["incident", "2", str(ended), "--reason", "NVLinkError", "--why", "nvidia-smi says so"]) == 0
+    assert capsys.readouterr().out == "incident 2 is recorded as NVLinkError\n"
+    kept = json.loads((ended / "incidents" / "0002" / "correction.json").read_text())
+    assert (kept["incident"], kept["reason"], kept["why"]) == (2, "NVLinkError", "nvidia-smi says so")
+    for words in (["incident", "2", str(ended)], ["story", str(ended)]):
+        assert cli.main(words) == 0
+        assert "corrected  NVLinkError, says a person" in capsys.readouterr().out
+    assert cli.main(["incident", "2", str(ended), "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["incidents"][0]["corrected_reason"] == "NVLinkError"
+
+
+def test_a_correction_of_an_incident_that_never_was_is_refused(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["incident", "99", str(ended), "--reason", "NVLinkError"]) == 2
+    assert "has no incident 99; known: 1 to" in capsys.readouterr().err
+    assert not (ended / "incidents" / "0099").exists()
+
+
 def test_a_correction_needs_a_reason_that_is_known() -> None:
     arguments = cli.build_parser().parse_args(["incident", "3", "--reason", "NVLinkError"])
     order = orders.correction(arguments)
