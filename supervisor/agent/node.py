@@ -190,8 +190,8 @@ class NodeAgent:
         elif isinstance(order, StartAttempt):
             self._start(order)
         elif attempt is None or order.attempt != attempt.record.attempt:
-            if self._record is not None and isinstance(order, (StopAttempt, FinishAttempt)):
-                self._repeat(self._record, order.attempt)
+            if isinstance(order, (StopAttempt, FinishAttempt)):
+                self._end_unknown(order.attempt)
         elif isinstance(order, StopAttempt):
             attempt.stop(order)
         elif isinstance(order, FinishAttempt):
@@ -200,6 +200,20 @@ class NodeAgent:
             attempt.keep_evidence(order)
         elif isinstance(order, MarkLossHealth):
             attempt.mark_loss_health(order.healthy)
+
+    def _end_unknown(self, attempt: int) -> None:
+        """An attempt that never began here has ended with that, and may not begin later by an order that was late."""
+        if self._record is not None and attempt <= self._record.attempt:
+            self._repeat(self._record, attempt)
+            return
+        if self._attempt is not None:
+            return  # An older attempt is still being ended; the controller asks again.
+        if self._waiting is not None and self._waiting.attempt <= attempt:
+            self._waiting = None
+        self._record = record.never_begun(attempt, time.time())
+        record.write_if_possible(self._folders.record, self._record)
+        self._outbox.stand(attempt, is_alive=False)
+        self._tell_end(self._record)
 
     def _tell_end(self, written: AttemptRecord) -> None:
         if written.ended is not None:

@@ -61,6 +61,13 @@ class AttemptRecord:
         return self.ended is not None or bool(self.refused)
 
 
+def never_begun(attempt: int, at: float) -> AttemptRecord:
+    """For an attempt that was ordered to end before its order to start had arrived."""
+    ended = AttemptEnded(attempt, at, None, (), by_us=True)
+    spec = LaunchSpec((), "", (), "")
+    return AttemptRecord(attempt, spec, "", "", at, ordered_to_end=True, ended=ended)
+
+
 def write(path: Path, record: AttemptRecord) -> None:
     """Raises OSError; the old record stays whole then.
 

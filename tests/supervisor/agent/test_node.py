@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an agent answers to orders for attempts that it has never seen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from supervisor.agent import record
+from supervisor.agent.api import AttemptEnded, LaunchSpec, StartAttempt, StopAttempt, decode_report
+from supervisor.agent.folders import AgentFolders
+from supervisor.agent.node import NodeAgent
+
+STOP = StopAttempt(3, 0.0, False, 1, "")
+
+
+@pytest.fixture
+def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentFolders:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folders = AgentFolders(tmp_path, "demo", "node-0")
+    folders.make()
+    return folders
+
+
+@pytest.fixture
+def agent(where: AgentFolders) -> Iterator[NodeAgent]:
+    made = NodeAgent(where, {})
+    yield made
+    made._watch.close()
+
+
+def told(agent: NodeAgent) -> list[object]:
+    batch = agent._outbox.next_batch(0.0)
+    return [] if batch is None else [decode_report(raw) for raw in batch.reports]
+
+
+def test_an_attempt_that_never_began_has_ended_when_it_is_stopped(agent: NodeAgent, where: AgentFolders) -> None:
+    agent._obey(STOP)
+    (ended,) = told(agent)
+    assert isinstance(ended, AttemptEnded)
+    assert (ended.attempt, ended.by_us, ended.exit_code) == (3, True, None)
+    kept = record.read(where.record)
+    assert kept is not None
+    assert kept.is_over
+
+
+def test_an_order_to_start_that_comes_after_the_stop_starts_nothing(agent: NodeAgent, tmp_path: Path) -> None:
+    agent._obey(STOP)
+    agent._obey(StartAttempt(3, LaunchSpec(("touch", "started"), str(tmp_path), (), str(tmp_path / "attempt"))))
+    assert agent._attempt is None
+    assert not (tmp_path / "attempt").exists()
+    assert all(isinstance(each, AttemptEnded) for each in told(agent))
