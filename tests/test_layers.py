@@ -27,7 +27,7 @@ DOORS = {
     "supervisor.detection": {"api", "patterns", "progress"},
     "supervisor.diagnosis": {"api", "command"},
     "supervisor.agent": {"api", "link", "torchrun_command", "__main__"},
-    "supervisor.training": {"ring", "control", "records", "positions"},
+    "supervisor.training": {"ring", "control", "records", "positions", "phases"},
     "checkpoint": {"api"},
     "schedulers": {"api", "registry"},
 }
