@@ -76,6 +76,8 @@ class FakeEffects:
     carried_out: list[decisions.Decision] = field(default_factory=list)
     uris: list[str] = field(default_factory=list)
     health: list[bool] = field(default_factory=list)
+    looks: int = 0
+    """How often the agents were looked after."""
 
     def carry_out(self, decision: decisions.Decision, state: RunState) -> events.Event | None:
         self.carried_out.append(decision)
@@ -87,9 +89,16 @@ class FakeEffects:
 
     def learn_uri(self, uri: str) -> None:
         self.uris.append(uri)
+        self._raise_if_meant("learn_uri")
 
     def mark_health(self, state: RunState, healthy: bool) -> None:
         self.health.append(healthy)
 
     def look_after_agents(self) -> None:
-        """Nobody dies in here."""
+        self.looks += 1
+        self._raise_if_meant("look_after_agents")
+
+    def _raise_if_meant(self, name: str) -> None:
+        answer = self.answers[name].pop(0) if self.answers.get(name) else None
+        if isinstance(answer, Exception):
+            raise answer

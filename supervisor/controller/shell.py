@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from supervisor.agent import api as agent
@@ -40,6 +41,8 @@ from supervisor.core.api import (
 TICK_S = 1.0
 REPEAT_S = 10.0
 """A decision whose event has not arrived is carried out again after so long."""
+LOOK_AFTER_S = 5.0
+"""Between looks at whether the agents live, while an attempt may."""
 ACKNOWLEDGE_S = 30.0
 
 
@@ -54,7 +57,7 @@ class Effects(Protocol):
     def mark_health(self, state: RunState, healthy: bool) -> None: ...
 
     def look_after_agents(self) -> None:
-        """Start again agents that are gone; called seldom."""
+        """Start again agents that are gone; called every few seconds while an attempt may be alive."""
 
 
 class Display(Protocol):
@@ -86,6 +89,13 @@ class Ordered:
 class EffectDone:
     decision: decisions.Decision
     event: events.Event | None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkDone:
+    """Something was carried out, or why it could not be; `what` names it."""
+
+    what: str
     error: str | None
 
 
@@ -118,12 +128,13 @@ class Shell:
         self._folder = folder
         self._controller = controller
         self._clock = clock
-        self._inbox: queue.Queue[Reported | Ordered | EffectDone | events.Event] = queue.Queue()
-        self._work: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._inbox: queue.Queue[Reported | Ordered | EffectDone | WorkDone | events.Event] = queue.Queue()
+        self._work: queue.Queue[tuple[str, Callable[[], None]] | None] = queue.Queue()
         self._busy: set[decisions.Decision] = set()
         self._asked_at: dict[decisions.Decision, float] = {}
         self._complaints: dict[str, str] = {}
         self._sequences: dict[str, int] = {}
+        self._look_after_at = 0.0
         self._worker = threading.Thread(target=self._carry_out_all, daemon=True, name="effects")
 
     @property
@@ -189,7 +200,7 @@ class Shell:
         assert self.state.outcome is not None
         return self.state.outcome
 
-    def _take(self, item: Reported | Ordered | EffectDone | events.Event) -> None:
+    def _take(self, item: Reported | Ordered | EffectDone | WorkDone | events.Event) -> None:
         match item:
             case Reported():
                 self._on_reported(item)
@@ -197,7 +208,11 @@ class Shell:
                 said = self._advance(item.order)
                 item.answer.put([d.text for d in said if isinstance(d, decisions.Notify)])
             case EffectDone():
-                self._on_effect_done(item)
+                self._busy.discard(item.decision)
+                if item.event is not None:
+                    self._advance(item.event)
+            case WorkDone():
+                self._on_work_done(item)
             case _:
                 self._advance(item)
 
@@ -217,10 +232,10 @@ class Shell:
                 case Told():
                     self._display.told(self._clock(), item.severity, item.text, 0)
                 case UriLearned():
-                    self._work.put(lambda uri=item.uri: self._effects.learn_uri(uri))  # type: ignore[misc]
+                    self._put_work("learning where checkpoints are", partial(self._effects.learn_uri, item.uri))
                 case HealthChanged():
-                    state, healthy = self.state, item.healthy
-                    self._work.put(lambda s=state, h=healthy: self._effects.mark_health(s, h))  # type: ignore[misc]
+                    mark = partial(self._effects.mark_health, self.state, item.healthy)
+                    self._put_work("telling the ranks their loss health", mark)
                 case _:
                     self._advance(item)
 
@@ -260,6 +275,9 @@ class Shell:
         if now >= self.state.deadline:
             self._advance(events.TimePassed(now))
         self._repeat_outstanding(now)
+        if self.state.phase in LIVE_PHASES and now >= self._look_after_at:
+            self._look_after_at = now + LOOK_AFTER_S
+            self._put_work("looking after the agents", self._effects.look_after_agents)
         if self.state.phase in LIVE_PHASES or self.state.phase is Phase.WAITING:
             self._display.progress(self.make_view(now))
 
@@ -273,35 +291,34 @@ class Shell:
             return
         self._busy.add(decision)
         self._asked_at[decision] = self._clock()
-        state = self.state
-        self._work.put(lambda: self._carry_out(decision, state))
+        self._put_work(type(decision).__name__.lower(), partial(self._carry_out, decision, self.state))
+
+    def _put_work(self, what: str, work: Callable[[], None]) -> None:
+        self._work.put((what, work))
 
     def _carry_out_all(self) -> None:
-        while True:
+        """The one place where an effect may fail with anything: it is told, and tried again until its phase ends."""
+        while (item := self._work.get()) is not None:
+            what, work = item
             try:
-                work = self._work.get(timeout=REPEAT_S)
-            except queue.Empty:
-                work = self._effects.look_after_agents
-            if work is None:
-                return
-            work()
+                work()
+                error = None
+            except Exception as failure:  # noqa: BLE001  (effects: whatever a scheduler, store or disk comes up with)
+                error = f"{what} failed: {failure}; it is tried again"
+            self._inbox.put(WorkDone(what, error))
 
     def _carry_out(self, decision: decisions.Decision, state: RunState) -> None:
-        """The one place where an effect may fail with anything: it is told, and tried again until its phase ends."""
+        event = None
         try:
-            event, error = self._effects.carry_out(decision, state), None
-        except Exception as failure:  # noqa: BLE001  (effects: whatever a scheduler, store or disk comes up with)
-            event, error = None, f"{type(decision).__name__.lower()} failed: {failure}; it is tried again"
-        self._inbox.put(EffectDone(decision, event, error))
+            event = self._effects.carry_out(decision, state)
+        finally:
+            self._inbox.put(EffectDone(decision, event))
 
-    def _on_effect_done(self, done: EffectDone) -> None:
-        self._busy.discard(done.decision)
-        kind = type(done.decision).__name__
-        if done.error is not None and self._complaints.get(kind) != done.error:
+    def _on_work_done(self, done: WorkDone) -> None:
+        """The same complaint is told once until the same work succeeds."""
+        if done.error is not None and self._complaints.get(done.what) != done.error:
             self._display.told(self._clock(), Severity.WARNING, done.error, self.state.incident)
-        self._complaints[kind] = done.error or ""
-        if done.event is not None:
-            self._advance(done.event)
+        self._complaints[done.what] = done.error or ""
 
 
 def _decode_order(raw: dict[str, Any], at: float) -> events.OrderGiven:

@@ -226,3 +226,25 @@ def test_two_polite_signals_stop_at_once(tmp_path: Path) -> None:
     assert stop.grace_s == 0.0
     run.report(agent.AttemptEnded(1, NOW, None, (), by_us=True))
     assert run.end().exit_code == 130
+
+
+def test_agents_are_looked_after_while_an_attempt_may_be_alive(tmp_path: Path) -> None:
+    """A failure of that is told and tried again; it does not end the thread that carries everything out."""
+    run = Running(tmp_path, look_after_agents=[OSError("no such host")]).start()
+    run.report(agent.AttemptBegan(1, NOW, 9, False))
+    run.report(step(1))
+    run.until(lambda: run.effects.looks >= 1)
+    run.until(lambda: any("looking after the agents failed: no such host" in line for line in run.display.lines))
+    run.report(ended(0))
+    assert run.end().exit_code == 0
+    assert run.carried_out() == ["Launch", "Release"]
+
+
+def test_work_that_fails_beside_the_decisions_leaves_the_supervisor_able_to_act(tmp_path: Path) -> None:
+    run = Running(tmp_path, learn_uri=[OSError("disk away")]).start()
+    run.report(agent.AttemptBegan(1, NOW, 9, False))
+    run.report(agent.CheckpointFact(1, NOW, {"event": "opened", "uri": "/checkpoints"}), step(1))
+    run.until(lambda: any("disk away" in line for line in run.display.lines))
+    run.report(ended(0))
+    assert run.end().exit_code == 0
+    assert run.carried_out() == ["Launch", "Release"]
