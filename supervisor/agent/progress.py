@@ -15,6 +15,7 @@ from pathlib import Path
 from supervisor.agent import processes
 from supervisor.agent.api import RankStatus, StepRow
 from supervisor.agent.record import KnownRank
+from supervisor.training.phases import LEAVING_PHASE
 from supervisor.training.records import Kind, Record
 from supervisor.training.ring import RingReader
 
@@ -61,14 +62,19 @@ class RingProgress:
 
     def status(self, known: KnownRank, *, alive: bool, process_state: str | None) -> RankStatus:
         activity, now = self.ring.activity(), time.monotonic_ns()
+        idle_s = max(0.0, (now - activity.last_ns) / 1e9)
+        phase, phase_s = activity.phase, max(0.0, (now - activity.phase_since_ns) / 1e9)
+        if phase is None:
+            # A rank that has told its end is on its way out, which takes long where much memory is given back.
+            phase, phase_s = (LEAVING_PHASE, idle_s) if self.is_finished else (None, 0.0)
         return RankStatus(
             rank=known.rank,
             local_rank=known.local_rank,
             pid=known.process.pid,
             step=self.step,
-            idle_s=max(0.0, (now - activity.last_ns) / 1e9),
-            phase=activity.phase,
-            phase_s=max(0.0, (now - activity.phase_since_ns) / 1e9) if activity.phase else 0.0,
+            idle_s=idle_s,
+            phase=phase,
+            phase_s=phase_s,
             alive=alive,
             process_state=process_state,
             dropped=self.ring.dropped,

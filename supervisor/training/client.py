@@ -23,7 +23,7 @@ from supervisor.training import batches, evidence
 from supervisor.training.batches import BatchT, Fetch, Loader
 from supervisor.training.control import ControlError, ControlView
 from supervisor.training.measured import StepLog
-from supervisor.training.phases import PhaseClock
+from supervisor.training.phases import LEAVING_PHASE, PhaseClock
 from supervisor.training.positions import DataPosition, Range, parsed
 from supervisor.training.records import Kind
 from supervisor.training.ring import RingWriter
@@ -120,6 +120,8 @@ class Run:
         self._server: evidence.StackServer | None = None
         self._is_server_tried = False
         self._has_failed = False
+        self._outside = (0, 0)
+        """Number and begin of the phase that holds outside all others: none while it trains."""
         self._uncaught: evidence.UncaughtException | None = None
         if ring is not None:
             self._uncaught = evidence.UncaughtException(self._fail)
@@ -214,6 +216,7 @@ class Run:
         self._step = start
         self._start_server()
         if self._ring is not None:
+            self._stand_outside(0, 0)
             self._ring.stand_at(start, time.monotonic_ns())
             self._ring.note(Kind.RESTORED, start, position=self._data.position)
         return self._numbered(fetch, start, may_read_through=batches.is_read_through(loader))
@@ -229,12 +232,22 @@ class Run:
                 batch = fetch(position)
                 self._phases.waited_for_data((time.monotonic_ns() - began) / 1e9)
             if isinstance(batch, batches.EndOfData):
-                return
+                break
             if self._ring is not None:
                 self._ring.alive(time.monotonic_ns())
             self._step, self._trained, last = step, position, position
             self._data.advance(step)
-            yield step, batch
+            try:
+                yield step, batch
+            except GeneratorExit:
+                break
+        if self._ring is not None:
+            self._stand_outside(self._ring.phase_number(LEAVING_PHASE), time.monotonic_ns())
+
+    def _stand_outside(self, phase: int, since_ns: int) -> None:
+        self._outside = (phase, since_ns)
+        if self._ring is not None and not self._phases.is_open:
+            (self._ring.enter if phase else self._ring.leave)(phase, since_ns)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -249,9 +262,9 @@ class Run:
         try:
             yield
         finally:
-            outer, since = self._phases.leave(time.monotonic_ns())
+            outer = self._phases.leave(time.monotonic_ns())
             if self._ring is not None:
-                self._ring.leave(outer, since)
+                self._ring.leave(*(outer or self._outside))
                 self._note(Kind.PHASE_LEFT, number)
 
     def close(self) -> None:

@@ -11,6 +11,9 @@ DATA, EVALUATION, CHECKPOINT, OTHER = range(4)
 
 _CHARGED = {"data": DATA, "evaluation": EVALUATION, "checkpoint": CHECKPOINT}
 
+LEAVING_PHASE = "leaving"
+"""Behind the loop over the batches: a last save, an export and the way out have no steps, and are no hang."""
+
 Charges = tuple[float, float, float, float]
 
 
@@ -29,12 +32,16 @@ class PhaseClock:
         self._charge(now_ns)
         self._open.append((number, _CHARGED.get(name, OTHER), now_ns))
 
-    def leave(self, now_ns: int) -> tuple[int, int]:
-        """Close the innermost phase; return the number and the begin of the one around it, (0, 0) for none."""
+    @property
+    def is_open(self) -> bool:
+        return bool(self._open)
+
+    def leave(self, now_ns: int) -> tuple[int, int] | None:
+        """Close the innermost phase; return the number and the begin of the one around it, None for none."""
         self._charge(now_ns)
         self._open.pop()
         if not self._open:
-            return 0, 0
+            return None
         number, _, since_ns = self._open[-1]
         return number, since_ns
 

@@ -91,7 +91,8 @@ def test_steps_phases_and_the_end_are_told_in_order(agent: Supervised) -> None:
         run.report(step, loss=float(step), grad_norm=math.nan, tokens=32)
         with run.phase("evaluation"):
             assert reader.activity().phase == "evaluation"
-    assert reader.activity().phase is None and reader.activity().step == 6
+        assert reader.activity().phase is None
+    assert reader.activity().step == 6
     run.close()
     records = reader.poll()
     one_step = [Kind.STEP, Kind.PHASE_ENTERED, Kind.PHASE_LEFT]
@@ -179,6 +180,21 @@ def test_a_phase_that_raises_is_left(agent: Supervised) -> None:
     with pytest.raises(KeyError), run.phase("evaluation"):
         raise KeyError("metric")
     assert agent.reader().activity().phase is None
+
+
+def test_behind_the_loop_the_rank_is_on_its_way_out_until_another_loop_begins(agent: Supervised) -> None:
+    run, reader = agent.start(), agent.reader()
+    for _ in run.batches(["a", "b"]):
+        assert reader.activity().phase is None
+    assert reader.activity().phase == "leaving"
+    with run.phase("evaluation"):
+        assert reader.activity().phase == "evaluation"
+    assert reader.activity().phase == "leaving"
+
+    for _ in run.batches(["a", "b"]):
+        assert reader.activity().phase is None
+        break
+    assert reader.activity().phase == "leaving"
 
 
 def test_a_missing_folder_leaves_training_unsupervised(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
