@@ -169,10 +169,12 @@ def _on_attempt_restored(state: RunState, event: e.AttemptRestored) -> Step:
 
 
 def _on_progress_sampled(state: RunState, event: e.ProgressSampled, policy: Policy) -> Step:
-    if state.phase not in (Phase.LAUNCHING, Phase.TRAINING):
-        return unchanged(state)
     advanced = event.step is not None and (state.step is None or event.step > state.step)
     step = event.step if advanced else state.step
+    if state.phase is Phase.STOPPING and advanced:
+        return replace(state, step=step, position=event.position), ()
+    if state.phase not in (Phase.LAUNCHING, Phase.TRAINING):
+        return unchanged(state)
     moved = replace(
         state,
         phase=Phase.TRAINING,
@@ -214,7 +216,7 @@ def _on_checkpoint_committed(state: RunState, event: e.CheckpointCommitted) -> S
 def _on_attempt_ended(state: RunState, event: e.AttemptEnded, policy: Policy) -> Step:
     if state.phase in (Phase.LAUNCHING, Phase.TRAINING):
         if event.succeeded:
-            return succeeded(state, f"attempt {state.attempt} completed the run at step {state.step}")
+            return succeeded(state, f"attempt {state.attempt} completed the run{_at_step(state)}")
         return failures.on_attempt_failed(state, event, policy)
     if state.phase is Phase.STOPPING or state.waiting_for is WaitFor.ENDING:
         return _on_stopped(state, event, policy)
@@ -230,14 +232,20 @@ def _on_stopped(state: RunState, event: e.AttemptEnded, policy: Policy) -> Step:
     saved = newest(state.checkpoints)
     kept = "no checkpoint is committed" if saved is None else f"the newest committed checkpoint is of step {saved.step}"
     if after.what == "leave":
-        text = f"stopped by {after.told_by} at step {state.step}; {kept}; `supervisor run` goes on from there"
+        text = f"stopped by {after.told_by}{_at_step(state)}; {kept}; `supervisor run` goes on from there"
         return abandoned(state, "ExternalStop", text, after.exit_code)
     if after.what == "pause":
-        text = f"paused by {after.told_by} at step {state.step}; {kept}; `supervisor resume` goes on"
+        text = f"paused by {after.told_by}{_at_step(state)}; {kept}; `supervisor resume` goes on"
         deadline = event.at + policy.person_s
         return waiting(state, deadline, WaitFor.PERSON, note(text), relaunch=answers.newest_launch(state))
     launch = after.launch or answers.newest_launch(state)
     return launching(state, event.at, policy, launch)
+
+
+def _at_step(state: RunState) -> str:
+    """An attempt that has only restored stands where its checkpoint does; a script may have no steps at all."""
+    step = state.resume_step if state.step is None else state.step
+    return "" if step is None else f" at step {step}"
 
 
 def _on_stop_overdue(state: RunState, at: float, policy: Policy) -> Step:

@@ -52,7 +52,7 @@ TABLE = """
     LaunchFailed for good  x S . . . . . . . . . . . . . . . . . .
     RanksImported          L L . . . . . . . . . . . . . . . . . .
     AttemptRestored        L L . . . . . . . . . . . . . . . . . .
-    ProgressSampled        T T T T T T . . . . . . . . . . . . . .
+    ProgressSampled        T T T T T T S S S S . . . . . . . . . .
     CheckpointCommitted    L L T T T T S S S S D P W W W W W . . .
     RankFailed             S S S . . T . . . . . . . . . . . . . .
     HangFound              S S S . . T . . . . . . . . . . . . . .
