@@ -86,6 +86,7 @@ class Attempt:
         self._began = time.monotonic()
         self._look_at = self._poll_at = self._began
         self._rows_told = 0
+        self._reporting = 0
         self._launcher_gone_at: float | None = None
         self._launcher_code: int | None = None
         self._stopping: Stopping | None = None
@@ -147,7 +148,7 @@ class Attempt:
             self._look()
             self._look_at = now + (_START_LOOK_S if is_starting else _LOOK_S)
         if is_starting:
-            self._tell_steps()
+            self._tell_start(now)
         if now >= self._poll_at:
             self._poll()
             self._poll_at = now + self.record.spec.report_interval_s
@@ -219,16 +220,27 @@ class Attempt:
         if fresh:
             self._write(ranks=(*self.record.ranks, *fresh))
 
+    def _tell_start(self, now: float) -> None:
+        """What a start-up has come to, without waiting for the next poll: imported, restored, first step."""
+        self._ranks.read()
+        if self._ranks.reporting != self._reporting:
+            self._reporting, self._poll_at = self._ranks.reporting, now
+        self._tell_facts()
+        self._tell_steps()
+
     def _poll(self) -> None:
         self._tell_steps()
-        for fact in self._facts.read():
-            told = CheckpointFact(self.record.attempt, time.time(), fact)
-            (self._site.tell_at_once if facts.is_commit(fact) else self._site.tell)(told)
+        self._tell_facts()
         self._site.tell_at_once(RanksPolled(self.record.attempt, time.time(), self._ranks.statuses(self._living)))
         self._rotation.tick([(each.rank, each.local_rank) for each in self._ranks.known.values()])
         for note in (*self._ranks.notes, *self._rotation.taken_notes()):
             _log.warning("attempt %d: %s", self.record.attempt, note)
         self._ranks.notes.clear()
+
+    def _tell_facts(self) -> None:
+        for fact in self._facts.read():
+            told = CheckpointFact(self.record.attempt, time.time(), fact)
+            (self._site.tell_at_once if facts.is_commit(fact) else self._site.tell)(told)
 
     def _tell_steps(self) -> None:
         self._ranks.read()

@@ -80,6 +80,11 @@ class RankWatch:
             return False
         return any(ring.has_stepped for ring in self._rings.values()) or self._lines.step is not None
 
+    @property
+    def reporting(self) -> int:
+        """Ranks that have told of themselves by a ring."""
+        return len(self._rings)
+
     def read(self) -> None:
         """Take in what the ranks have written since the last call."""
         rings = self._finder.rings()
