@@ -4,7 +4,7 @@
 run.json          what the run is          journal.jsonl    what happened, the run's memory
 controller.json   where agents dial in     steps.csv        loss and throughput of every step
 lock              held by the controller   FENCE.json       newest attempt, until the checkpoint URI is known
-attempts/0001/    launcher output, rank logs               incidents/0001/  stacks, dumps, the diagnosis
+attempts/0001/    launcher output, rank and kernel logs    incidents/0001/  stacks, dumps, diagnosis, correction
 agents/           output of the node agents
 """
 
