@@ -2,22 +2,20 @@
 """What the training client costs a step: `run.report`, `run.batches` and `run.should_stop`, beside an agent that reads.
 
 The bar: 20 microseconds for a report, and 0.5 % of a 50 ms step for all calls of a step together. Each call is timed
-on its own, so the clock's own cost is in.
+on its own, so the clock's own cost is in. Takes a few seconds.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import statistics
-import subprocess
+import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
 
+from benchmarks import measuring
+from benchmarks.measuring import Bar
 from supervisor.training import Run, supervise
 from supervisor.training.control import ControlPage
 from supervisor.training.ring import RingReader
@@ -99,31 +97,24 @@ def measured() -> dict[str, dict[str, float]]:
     return calls
 
 
-def main() -> None:
-    """Measure, hold the bars, print the table and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results" / "client_cost.json")
-    output: Path = parser.parse_args().output
+def main() -> int:
+    """Measure, print and write."""
+    parser = measuring.options(__doc__, "client_cost")
+    chosen = parser.parse_args()
+    began = measuring.place()
     calls = measured()
     share = calls["whole step"]["median_us"] / 1e6 / STEP_SECONDS
-    print(f"{'call':<12} {'median us':>10} {'p99 us':>10}")
-    for call, cost in calls.items():
-        print(f"{call:<12} {cost['median_us']:>10.2f} {cost['p99_us']:>10.2f}")
-    print(f"share of a {STEP_SECONDS * 1e3:.0f} ms step: {share:.4%} (bar {SHARE_BAR:.1%})")
-    assert calls["report"]["p99_us"] < REPORT_BAR_US, f"a report must cost less than {REPORT_BAR_US} us"
-    assert share < SHARE_BAR, f"the client must cost less than {SHARE_BAR:.1%} of a step"
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True)
-    result = {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}",
-        "python": platform.python_version(),
-        "commit": commit.stdout.strip(),
-        "steps": STEPS,
+    measuring.show(("call, us", "median", "99 %"), [(k, v["median_us"], v["p99_us"]) for k, v in calls.items()])
+    bars = [
+        Bar("99 % of the reports", calls["report"]["p99_us"], REPORT_BAR_US, "us"),
+        Bar(f"share of a {STEP_SECONDS * 1e3:.0f} ms step", 100 * share, 100 * SHARE_BAR, "%"),
+    ]
+    found = {
         "calls": {call: {key: round(value, 3) for key, value in cost.items()} for call, cost in calls.items()},
         "share_of_50_ms_step": round(share, 7),
     }
-    output.parent.mkdir(exist_ok=True)
-    output.write_text(json.dumps(result, indent=2) + "\n")
+    return measuring.conclude(began, chosen.output, {"steps": STEPS}, found, bars)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

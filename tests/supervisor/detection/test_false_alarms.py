@@ -32,11 +32,9 @@ def test_lasting_jump_of_the_loss_is_noticed_in_time(jump: float, within: int) -
 def test_claims_are_checked_against_the_numbers() -> None:
     table = {
         "false hangs": {"calm": 0.0},
-        "false spikes": {"normal": 0.0},
-        "hang delay, s (median of 10)": {"0.05 s steps": 5.1},
-        "spike delay, steps (median of 10)": {"loss x2.0": 5.0, "loss x1.3": 5.0},
+        "false spikes": {"normal": 1.0},
+        false_alarms.HANG_DELAY: {"0.05 s steps": 5.1, "2.0 s steps": 5.9},
+        false_alarms.SPIKE_DELAY: {"loss x2.0": 5.0, "loss x1.3": 31.0},
     }
-    with pytest.raises(AssertionError, match=r"noticed after 5\.1 s"):
-        false_alarms.check(table)
-    with pytest.raises(AssertionError, match="false hangs"):
-        false_alarms.check(table | {"false hangs": {"calm": 1.0}})
+    missed = [bar.name for bar in false_alarms.bars(table) if not bar.is_met]
+    assert missed == ["false spikes, normal", "hang noticed, 0.05 s steps", "spike noticed, loss x1.3"]
