@@ -256,7 +256,7 @@ class Attempt:
         at, code = time.time(), processes.exit_code(known.process)
         if code is None:
             code = processes.reap(known.process.pid)
-        self._ranks.read()
+        self._tell_steps()
         ended = RankExit(
             rank=known.rank,
             local_rank=known.local_rank,

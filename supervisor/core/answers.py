@@ -108,10 +108,11 @@ def _answer(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
         what = f"{what} It had made new steps, so it is tried once more."
     told = warning(f"incident {state.incident} is {what}", state.incident)
     if verdict.action is Action.FIX_USER:
-        text = f"{verdict.reason}: {verdict.explanation}. What to do: {verdict.suggestion}"
+        text = f"{verdict.reason}: {_sentence(verdict.explanation)} What to do: {verdict.suggestion}"
         return abandoned(state, verdict.reason, text)
     if state.attached or (policy.mode is Mode.OBSERVE and not state.frozen):
-        text = f"{verdict.reason}: {verdict.explanation}. Only watching, so it is not relaunched: {verdict.suggestion}"
+        found = f"{verdict.reason}: {_sentence(verdict.explanation)}"
+        text = f"{found} Only watching, so it is not relaunched: {verdict.suggestion}"
         return abandoned(state, verdict.reason, text)
     hopeless = _why_hopeless(state, policy)
     if hopeless is not None:
@@ -128,6 +129,10 @@ def _answer(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
         wait_s = service_wait(state, policy, event.jitter)
         return relaunch(state, event.at, policy, launch, wait_s, told, waits_for=WaitFor.SERVICE)
     return relaunch(state, event.at, policy, launch, backoff(state, policy, event.jitter), told)
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith(".") else f"{text}."
 
 
 def _deserves_a_try(state: RunState, policy: Policy) -> bool:

@@ -28,6 +28,7 @@ _CONFIDENCE = {
 }
 _MOST_EVIDENCE = 5
 _MOST_NOTES = 4
+_LONGEST_WORDS_CHARS = 240
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def from_clue(case: Case, clue: Clue, clues: list[Clue], *, names_culprit: bool 
     is_of_all = len(met_by) > 1 and row.trust in {Trust.PYTHON, Trust.LOCAL} and row.blames in {"user", "service"}
     names_culprit = names_culprit and not is_of_all
     action = row.action
-    explanation = row.explanation + _place(clue)
+    explanation = f"{row.explanation} It says: {_words(clue)}{_place(clue)}"
     if is_of_all:
         explanation += f" {len(met_by)} ranks met the same error, so no node is to blame."
     if action is Action.ISOLATE_NODE_AND_RESTART and row.trust is Trust.LOCAL and _is_on_many_nodes(clue, clues):
@@ -75,6 +76,13 @@ def from_clue(case: Case, clue: Clue, clues: list[Clue], *, names_culprit: bool 
         service=row.service or (service_of(clue.error) if row.reason == "ConnectionError" else None),
         fatal=row.fatal,
     )
+
+
+def _words(clue: Clue) -> str:
+    """The error as it was printed, in one sentence."""
+    text = " ".join((clue.where.text if clue.error is None else clue.error.text).split())
+    cut = text if len(text) <= _LONGEST_WORDS_CHARS else f"{text[:_LONGEST_WORDS_CHARS]}..."
+    return cut if cut.endswith((".", "!", "?")) else f"{cut}."
 
 
 def _place(clue: Clue) -> str:

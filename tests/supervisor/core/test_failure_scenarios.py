@@ -183,7 +183,7 @@ SCENARIOS = (
         lambda: training().commit(80).crash(NO_MESSAGE).train(200).crash(NO_MESSAGE),
         Phase.ABANDONED,
         (d.Release(),),
-        "What to do: print the error",
+        "Unknown: exit code 3 without a message. What to do: print the error",
     ),
     Scenario(
         "one long after is tried again",

@@ -120,7 +120,7 @@ def test_a_worker_killed_without_a_word_of_memory_is_restarted_when_seen_live() 
 def test_the_place_of_a_python_error_is_named_outside_of_libraries() -> None:
     lines = traceback("TypeError: x")
     lines[3:3] = ['  File "/usr/lib/python3.11/site-packages/torch/nn/m.py", line 3, in forward', "    y"]
-    assert "Raised at train.py:9 in main." in diagnose(ranks(lines)).explanation
+    assert "It says: TypeError: x. Raised at train.py:9 in main." in diagnose(ranks(lines)).explanation
 
 
 def test_an_own_error_before_a_kill_stays_the_cause() -> None:
