@@ -114,7 +114,7 @@ def _tasks(
         _ask_server(collection, rank, rank_folder / f"rank-{rank.rank}.sock")
 
     def by_nccl() -> None:
-        _trigger_dump(collection, rank.rank, rank_folder, recorder_folder)
+        _keep_dump(collection, rank, rank_folder, recorder_folder)
 
     def by_py_spy() -> None:
         if py_spy is not None:
@@ -229,21 +229,35 @@ def _ask_server(collection: _Collection, known: KnownRank, path: Path) -> None:
             connection.close()
 
 
-def _trigger_dump(collection: _Collection, rank: int, rank_folder: Path, recorder_folder: Path) -> None:
+def _keep_dump(collection: _Collection, known: KnownRank, rank_folder: Path, recorder_folder: Path) -> None:
     """Have NCCL's flight recorder written by its pipe (only there with NCCL), and keep what is or was written."""
-    pipe = rank_folder / f"nccl-{rank}.pipe"
-    dump = recorder_folder / f"rank-{rank}"
-    if pipe.exists():
-        before = dump.stat().st_mtime_ns if dump.exists() else 0
-        try:
-            descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-            try:
-                os.write(descriptor, b"1\n")
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            collection.note(f"the flight recorder's pipe of rank {rank} does not answer: {error.strerror}")
-        while time.monotonic() < collection.until - 0.1 and not (dump.exists() and dump.stat().st_mtime_ns > before):
-            time.sleep(_POLL_S)
+    pipe = rank_folder / f"nccl-{known.rank}.pipe"
+    dump = recorder_folder / f"rank-{known.rank}"
+    if pipe.exists() and _can_answer(collection, known):
+        before = _written_at(dump)
+        if _is_triggered(collection, known.rank, pipe):
+            while time.monotonic() < collection.until - 0.1 and _written_at(dump) == before:
+                time.sleep(_POLL_S)
     with contextlib.suppress(OSError):
-        collection.write(f"flight-recorder-rank-{rank}.pickle", dump.read_bytes())
+        collection.write(f"flight-recorder-rank-{known.rank}.pickle", dump.read_bytes())
+
+
+def _is_triggered(collection: _Collection, rank: int, pipe: Path) -> bool:
+    """Whether somebody reads the pipe; without a reader nothing would ever be written."""
+    try:
+        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(descriptor, b"1\n")
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        collection.note(f"the flight recorder's pipe of rank {rank} does not answer: {error.strerror}")
+        return False
+    return True
+
+
+def _written_at(dump: Path) -> int:
+    try:
+        return dump.stat().st_mtime_ns
+    except OSError:
+        return 0

@@ -66,6 +66,33 @@ def test_a_stopped_rank_has_no_stacks_and_the_note_says_so(tmp_path: Path, rank:
     assert note.startswith(f"rank 3 (pid {rank.process.pid}) is stopped, so ")
 
 
+def test_a_stopped_rank_is_asked_nothing_since_it_would_never_answer(tmp_path: Path, rank: KnownRank) -> None:
+    (tmp_path / "ranks").mkdir()
+    os.mkfifo(tmp_path / "ranks" / "nccl-3.pipe")
+    reader = os.open(tmp_path / "ranks" / "nccl-3.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    os.kill(rank.process.pid, signal.SIGSTOP)
+    until = time.monotonic() + 60
+    while (now := processes.stat_of(rank.process)) is None or now.state != "T":
+        assert time.monotonic() < until
+    with socketserver.UnixStreamServer(
+        str(tmp_path / "ranks" / "rank-3.sock"), socketserver.BaseRequestHandler
+    ) as server:
+        found = kept(tmp_path, [rank], limit_s=60.0)
+        server.socket.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.socket.accept()
+    assert os.read(reader, 10) == b""
+    os.close(reader)
+    assert len(found.notes) == 1
+
+
+def test_a_pipe_that_nobody_reads_is_not_waited_for(tmp_path: Path, rank: KnownRank) -> None:
+    (tmp_path / "ranks").mkdir()
+    os.mkfifo(tmp_path / "ranks" / "nccl-3.pipe")
+    found = kept(tmp_path, [rank], limit_s=60.0)
+    assert found.notes == ("the flight recorder's pipe of rank 3 does not answer: No such device or address",)
+
+
 def test_without_py_spy_one_note_says_what_to_install(
     tmp_path: Path, rank: KnownRank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
