@@ -19,6 +19,7 @@ from typing import Any
 _MOST_NAMED = 8
 _PICKLE = b"\x80\x02"
 """How NCCL's dump begins: c10 pickles with protocol 2."""
+_OF_ALL = "default_pg"
 _EQUAL_SIZES = ("all_reduce", "allreduce", "broadcast", "_all_gather_base", "_reduce_scatter_base")
 """Collectives whose tensors have one size on all ranks; of others the sizes may differ."""
 
@@ -47,7 +48,7 @@ class GroupRecord:
     """One process group of one rank: the newest collective that it enqueued, and the last ones by their number."""
 
     enqueued: int
-    completed: int = -1
+    completed: int = 0
     calls: Mapping[int, Call] = field(default_factory=dict)
 
 
@@ -122,14 +123,14 @@ def _record(dump: Mapping[str, Any]) -> Record:
             continue
         backend, _, operation = str(entry["profiling_name"]).partition(":")
         name, purpose = entry["process_group"]
-        group = f"{backend}/{purpose if purpose == 'default_pg' else name}"
+        group = f"{backend}/{_OF_ALL if purpose == _OF_ALL else name}"
         names[str(entry["pg_id"])] = group
         call = Call(operation, _sizes(entry.get("input_sizes")), str(entry.get("input_dtypes", "")))
         calls.setdefault(group, {})[int(entry["collective_seq_id"])] = call
     found = {
         names[number]: GroupRecord(
-            int(status.get("last_enqueued_collective", -1)),
-            int(status.get("last_completed_collective", -1)),
+            int(status.get("last_enqueued_collective", 0)),
+            int(status.get("last_completed_collective", 0)),
             calls[names[number]],
         )
         for number, status in dump.get("pg_status", {}).items()
@@ -182,9 +183,15 @@ def absence(records: Mapping[int, Record]) -> Absence | None:
 
 
 def _groups(records: Mapping[int, Record]) -> Iterator[tuple[str, dict[int, GroupRecord]]]:
-    """Every group that at least two ranks know."""
+    """Every group that at least two ranks know.
+
+    Every rank is a member of gloo's default group, so one that recorded nothing of it has not joined it yet. NCCL's dump
+    is a file of its own that may just be missing.
+    """
     names = dict.fromkeys(group for record in records.values() for group in record)
     for group in names:
         by_rank = {rank: record[group] for rank, record in records.items() if group in record}
+        if group == f"gloo/{_OF_ALL}":
+            by_rank = {rank: by_rank.get(rank, GroupRecord(0)) for rank in records}
         if len(by_rank) > 1:
             yield group, by_rank

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from supervisor.diagnosis.flight_recorder import GroupRecord, Record, parse_record
@@ -30,7 +30,8 @@ class RankEvidence:
     """Linux process state of the main thread (R, S, D, T, t), `gone` for a process that had ended."""
     sleeps_in: str = ""
     """Kernel function in which the main thread sleeps."""
-    record: Record = field(default_factory=dict)
+    record: Record | None = None
+    """None where the recorder gave nothing; empty where it had recorded nothing."""
     stack: str = ""
     """Of the main thread; other threads wait for things of their own."""
 
@@ -58,9 +59,11 @@ def read_evidence(folder: Path) -> dict[int, RankEvidence]:
     records: dict[int, dict[str, GroupRecord]] = {}
     for ending in ("json", "pickle"):
         for rank, content in _files(folder, "flight-recorder", ending):
-            records.setdefault(rank, {}).update(parse_record(content) or {})
+            record = parse_record(content)
+            if record is not None:
+                records.setdefault(rank, {}).update(record)
     return {
-        rank: RankEvidence(*states.get(rank, ("", "")), records.get(rank, {}), stacks.get(rank, ""))
+        rank: RankEvidence(*states.get(rank, ("", "")), records.get(rank), stacks.get(rank, ""))
         for rank in sorted({*states, *stacks, *records})
     }
 

@@ -90,7 +90,7 @@ def read_hang(hang: Hang, world_size: int | None = None) -> HangReading:
     seen = hang.ranks
     step = "before its first step" if hang.step is None else f"after step {hang.step}"
     opening = f"No step for {hang.silent_s:.0f} s {step}, and no error."
-    records = {rank: each.record for rank, each in seen.items() if each.record}
+    records = {rank: each.record for rank, each in seen.items() if each.record is not None}
     return (
         _by_stopped(opening, seen)
         or _by_mismatch(opening, records)

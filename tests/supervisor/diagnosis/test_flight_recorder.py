@@ -143,3 +143,48 @@ def test_a_pickle_that_would_call_something_is_refused(capsys: pytest.CaptureFix
 @settings(max_examples=200, deadline=None)
 def test_any_content_is_a_record_or_none(content: bytes) -> None:
     assert parse_record(content) is None or parse_record(content) == {}
+
+
+def hung(width: int, depth: int, stops: int, after: int) -> dict[int, Record]:
+    """Recorders of a mesh whose ranks reduce over rows, columns and all in turn, when rank `stops` has ended early."""
+    ranks = range(width * depth)
+    names = {rank: (f"nccl/row{rank // width}", f"nccl/column{rank % width}", "nccl/default_pg") * 4 for rank in ranks}
+    done = dict.fromkeys(ranks, 0)
+    numbers: dict[int, dict[str, int]] = {rank: {} for rank in ranks}
+
+    def enqueue(rank: int) -> None:
+        group = names[rank][done[rank]]
+        numbers[rank][group] = numbers[rank].get(group, 0) + 1
+        done[rank] += 1
+
+    def may_go_on(rank: int) -> bool:
+        """The collective that it enqueued last has been enqueued by all members of its group."""
+        if done[rank] == 0:
+            return True
+        group = names[rank][done[rank] - 1]
+        members = [each for each in ranks if names[each][done[rank] - 1] == group]
+        return all(numbers[each].get(group, 0) >= numbers[rank][group] for each in members)
+
+    moved = True
+    while moved:
+        moved = False
+        for rank in ranks:
+            is_at_end = done[rank] == (after if rank == stops else len(names[rank]))
+            if not is_at_end and may_go_on(rank):
+                enqueue(rank)
+                moved = True
+    return {
+        rank: {group: GroupRecord(number, number - 1) for group, number in groups.items()}
+        for rank, groups in numbers.items()
+    }
+
+
+@given(st.integers(2, 4), st.integers(2, 4), st.data())
+@settings(max_examples=100, deadline=None)
+def test_in_any_mesh_the_rank_that_stopped_is_named_once_all_groups_have_been_used(
+    width: int, depth: int, data: st.DataObject
+) -> None:
+    stops = data.draw(st.integers(0, width * depth - 1))
+    after = data.draw(st.integers(3, 11))
+    found = absence(hung(width, depth, stops, after))
+    assert found is not None and found.ranks == (stops,)

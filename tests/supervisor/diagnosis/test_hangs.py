@@ -23,7 +23,7 @@ def rank(
     state: str = "S", number: int | None = None, stack: str = "", call: str = "all_reduce", channel: str = ""
 ) -> RankEvidence:
     calls = {} if number is None else {number: Call(call)}
-    record = {} if number is None else {"gloo/default_pg": GroupRecord(number, 3, calls)}
+    record = None if number is None else {"gloo/default_pg": GroupRecord(number, 3, calls)}
     return RankEvidence(state, channel, record, stack)
 
 
@@ -86,6 +86,14 @@ def rank(
         ),
         pytest.param(
             [rank(stack=WAITS), rank(stack=LOOPS)], None, "hang_of_one_rank", (1,), "restart_same", id="odd stack"
+        ),
+        pytest.param(
+            [rank("S", 1, WAITS), RankEvidence("R", record={}, stack=LOOPS)],
+            None,
+            "hang_of_absent_rank",
+            (1,),
+            "restart_same",
+            id="no collective at all",
         ),
         pytest.param([rank(stack=WAITS), rank(stack=WAITS)], None, "hang", (), "restart_same", id="all wait"),
         pytest.param([rank(stack=LOOPS), rank(stack=LOOPS)], None, "hang", (), "restart_same", id="nobody waits"),
