@@ -7,17 +7,14 @@ exceptions of each rank the first few and the last few. Most lines cost one lite
 
 from __future__ import annotations
 
-import re
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import cache
 
-from supervisor.diagnosis.launcher import LITERALS as LAUNCHER_LITERALS
 from supervisor.diagnosis.launcher import LauncherReader, ReportedExit, parse_error_file
-from supervisor.diagnosis.literals import trie_pattern
 from supervisor.diagnosis.model import EvidenceLine, LogSource, Stream
 from supervisor.diagnosis.prefixes import MAX_LINE_CHARS, Line, strip
+from supervisor.diagnosis.shapes import Shapes, shapes_of
 from supervisor.diagnosis.signatures import Matcher, Signature, Trust
 from supervisor.diagnosis.tracebacks import HEADER, PythonError, TracebackReader, chains
 
@@ -27,11 +24,6 @@ _KEPT_STREAMS = 4096
 _KEPT_ERRORS = 8
 _KEPT_TEXT_CHARS = 500
 _REMEMBERED_LINES = 40
-
-_DIGITS = str.maketrans("123456789", "000000000")
-_KEPT_SHAPES = 8192
-_PROGRESS = re.compile(r"(?i)\b(?:step|iteration|iter|global_step)\b\W{0,6}\d")
-_EXTRA_LITERALS = ("traceback (most", "error", "exception", "keyboardinterrupt", 'file "')
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +78,7 @@ class Scanner:
 
     def __init__(self, matcher: Matcher) -> None:
         self._matcher = matcher
-        self._shapes = _shapes_of(matcher)
+        self._shapes = shapes_of(matcher)
         self._order = 0
 
     def scan(self, source: LogSource, lines: Iterable[str]) -> Findings:
@@ -113,38 +105,10 @@ class Scanner:
         self._order += count
 
 
-class _Shapes:
-    """What a line's shape (lower case, every digit a zero) says: whether it may matter, and whether it tells a step.
-
-    A training's lines differ by their digits, so nearly all of them are looked up and not searched. A line that holds
-    a literal has the literal's shape, so none that matters is lost.
-    """
-
-    def __init__(self, literals: Iterable[str]) -> None:
-        self._interesting = re.compile(trie_pattern(literal.translate(_DIGITS) for literal in literals))
-        self._known: dict[str, tuple[bool, bool]] = {}
-
-    def of(self, text: str) -> tuple[bool, bool]:
-        shape = text.lower().translate(_DIGITS)
-        known = self._known.get(shape)
-        if known is None:
-            is_progress = "loss" in shape and _PROGRESS.search(shape) is not None
-            known = (self._interesting.search(shape) is not None, is_progress)
-            if len(self._known) >= _KEPT_SHAPES:
-                self._known.clear()
-            self._known[shape] = known
-        return known
-
-
-@cache
-def _shapes_of(matcher: Matcher) -> _Shapes:
-    return _Shapes({*matcher.literals, *_EXTRA_LITERALS, *LAUNCHER_LITERALS})
-
-
 class _Scan:
     """One log being read."""
 
-    def __init__(self, matcher: Matcher, shapes: _Shapes, source: LogSource, order: int) -> None:
+    def __init__(self, matcher: Matcher, shapes: Shapes, source: LogSource, order: int) -> None:
         self._matcher = matcher
         self._shapes = shapes
         self._source = source

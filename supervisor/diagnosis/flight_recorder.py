@@ -185,8 +185,8 @@ def absence(records: Mapping[int, Record]) -> Absence | None:
 def _groups(records: Mapping[int, Record]) -> Iterator[tuple[str, dict[int, GroupRecord]]]:
     """Every group that at least two ranks know.
 
-    Every rank is a member of gloo's default group, so one that recorded nothing of it has not joined it yet. NCCL's dump
-    is a file of its own that may just be missing.
+    Every rank is a member of gloo's default group, so one that recorded nothing of it has not joined it yet. NCCL's
+    dump is a file of its own that may just be missing.
     """
     names = dict.fromkeys(group for record in records.values() for group in record)
     for group in names:
