@@ -39,6 +39,8 @@ from supervisor.core.api import (
 )
 
 TICK_S = 1.0
+LEAST_TICK_S = 0.5
+"""A tick follows the agents' reports, so that a hang is judged by fresh ones; but never sooner than this."""
 REPEAT_S = 10.0
 """A decision whose event has not arrived is carried out again after so long."""
 LOOK_AFTER_S = 5.0
@@ -135,6 +137,8 @@ class Shell:
         self._complaints: dict[str, str] = {}
         self._sequences: dict[str, int] = {}
         self._look_after_at = 0.0
+        self._ticked_at = 0.0
+        self._has_fresh_ranks = False
         self._worker = threading.Thread(target=self._carry_out_all, daemon=True, name="effects")
 
     @property
@@ -186,14 +190,13 @@ class Shell:
         for event in first:
             self._advance(event)
         self._repeat_outstanding(self._clock())
-        next_tick = self._clock()
         while not self.state.is_final:
-            wait_s = max(0.0, min(TICK_S, next_tick - self._clock()))
+            wait_s = max(0.0, min(TICK_S, self._ticked_at + TICK_S - self._clock()))
             with contextlib.suppress(queue.Empty):
                 self._take(self._inbox.get(timeout=wait_s))
             now = self._clock()
-            if now >= next_tick:
-                next_tick = now + TICK_S
+            if not 0.0 <= now - self._ticked_at < (LEAST_TICK_S if self._has_fresh_ranks else TICK_S):
+                self._ticked_at, self._has_fresh_ranks = now, False
                 self._tick(now)
         self._work.put(None)
         self._worker.join(ACKNOWLEDGE_S)
@@ -223,6 +226,7 @@ class Shell:
                 if isinstance(report, agent.StepsSeen):
                     self._steps.append(report.attempt, report.rows)
                 self._notice(self._monitor.take(batch.node, report, self._clock()))
+                self._has_fresh_ranks |= isinstance(report, agent.RanksPolled)
             self._sequences[batch.sender] = batch.sequence
         batch.done.set()
 
