@@ -42,6 +42,7 @@ def hold(*, attempt_folder: Path, incident_folder: Path, failure: Failure | None
         stopped_by_us=ending.stopped_by_us,
         launcher_exit=ending.launcher_exit,
         failed_at=None if failure is None else failure.since,
+        is_live=True,
         kernel=kernel_logs(attempt_folder),
     )
     incident_folder.mkdir(parents=True, exist_ok=True)

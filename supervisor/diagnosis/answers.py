@@ -42,6 +42,8 @@ class Case:
     stopped_by_us: frozenset[int] = frozenset()
     launcher_exit: int | None = None
     failed_at: float | None = None
+    is_live: bool = False
+    """A supervisor saw it happen; otherwise only logs are at hand."""
 
 
 def from_clue(case: Case, clue: Clue, clues: list[Clue], *, names_culprit: bool = True) -> Diagnosis:

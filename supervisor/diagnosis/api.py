@@ -63,6 +63,7 @@ def diagnose(
     stopped_by_us: Iterable[int] = (),
     launcher_exit: int | None = None,
     failed_at: float | None = None,
+    is_live: bool = False,
     kernel: Iterable[LogSource] = (),
     matcher: Matcher | None = None,
 ) -> Diagnosis:
@@ -76,6 +77,8 @@ def diagnose(
         stopped_by_us: Ranks whose SIGTERM or SIGKILL is our own clearing up.
         launcher_exit: Exit code of the launcher, negative for a signal; None when we ended it.
         failed_at: When it failed, in epoch seconds; kernel lines far from it count only when they condemn a node.
+        is_live: A supervisor saw the failure, even if no rank's end: a kill that nobody explains is then answered by
+            another try, while in logs alone it most often means that memory ran out.
         kernel: Kernel logs of the nodes. They are read when a process ended by a signal or when the other logs do
             not already show a mistake of the script, so that a stray kernel line never hides one.
         matcher: The signature table; the one of the package by default.
@@ -85,7 +88,17 @@ def diagnose(
     """
     scanner = Scanner(matcher or default_matcher())
     findings = [_scan(scanner, source) for source in sources]
-    case = Case(findings, tuple(exits), world_size, hang, frozenset(stopped_by_us), launcher_exit, failed_at)
+    ends = tuple(exits)
+    case = Case(
+        findings,
+        ends,
+        world_size,
+        hang,
+        frozenset(stopped_by_us),
+        launcher_exit,
+        failed_at,
+        is_live=is_live or bool(ends),
+    )
     found = judge(case)
     if not _is_scripts_mistake(case, found):
         machine = [_scan(scanner, source) for source in kernel]

@@ -82,7 +82,7 @@ def _by_own_error(case: Case, clues: list[Clue], ended: _Ended) -> Diagnosis | N
     best = _earliest(local or python)
     if not local and ended is not None and _ended_before(best, ended):
         return None
-    if case.exits and best.signature.name == _KILLED_WORKER:
+    if case.is_live and best.signature.name == _KILLED_WORKER:
         return _killed_worker(from_clue(case, best, clues))
     return _storage_then_damage(from_clue(case, best, clues), clues)
 
@@ -204,8 +204,8 @@ def _reported(case: Case) -> list[tuple[ReportedExit, EvidenceLine, ExitRule]]:
     found: list[tuple[ReportedExit, EvidenceLine, ExitRule]] = []
     for reported, where in coded or told:
         code = -9 if reported.code is None else reported.code
-        rule = exit_rules.rule_for(code, is_live=bool(case.exits), is_one_of_many=False)
-        if rule is not None and not (case.exits and reported.code is None):
+        rule = exit_rules.rule_for(code, is_live=case.is_live, is_one_of_many=False)
+        if rule is not None and not (case.is_live and reported.code is None):
             found.append((reported, where, rule))
     return found
 

@@ -152,3 +152,25 @@ MIB = 2**20
 )
 def test_many_large_logs_share_what_may_be_read(sizes: list[int], share: int) -> None:
     assert inquest.bytes_a_log(sizes) == share
+
+
+BLOCK = """\
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-01-05_16:39:58
+  host      : n0
+  rank      : 1 (local_rank: 1)
+  exitcode  : -9 (pid: 78971)
+  error_file: <N/A>
+  traceback : Signal 9 (SIGKILL) received by PID 78971
+============================================================
+"""
+
+
+def test_a_rank_that_was_killed_before_anybody_knew_it_is_started_again(attempt: Attempt) -> None:
+    (attempt.folder / "launcher.err").write_text(BLOCK)
+    verdict = attempt.hold(launcher=1)
+    assert (verdict.reason, verdict.action) == ("NodeFailure", Action.RESTART_SAME)
