@@ -95,6 +95,7 @@ class RunEffects:
 
     def look_after_agents(self) -> None:
         """An agent that died is started again and takes its attempt over; training does not notice."""
+        inquest.prepare()  # Here too for a controller that launches nothing, since it took a running attempt over.
         allocation = self._scheduler.find(self._allocation.run)
         if allocation is None or any(s.state is NodeState.ENDED for s in self._scheduler.status(allocation)):
             self._scheduler.submit(self._allocation)

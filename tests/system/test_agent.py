@@ -139,6 +139,15 @@ def test_a_killed_rank_of_torchrun_is_told_with_its_signal_before_the_attempt_is
     assert all(is_gone(rank.pid) for rank in ranks)
 
 
+def test_the_last_step_is_told_before_the_exit_of_its_rank(bench: Bench) -> None:
+    bench.start(1, (sys.executable, "launcher.py", "1", "rank.py", "exits"))
+    bench.ended(1)
+    told = [report for _, report in bench.controller.reports]
+    exited = next(index for index, report in enumerate(told) if isinstance(report, api.RankExited))
+    before = [row.step for report in told[:exited] if isinstance(report, api.StepsSeen) for row in report.rows]
+    assert before[-1] == 50
+
+
 def test_stacks_of_a_hang_are_kept_before_it_is_stopped(bench: Bench) -> None:
     bench.start(1, torchrun("100000", "stuck"))
     bench.stepped(1, 2)

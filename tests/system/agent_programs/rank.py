@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A rank without torch: `rank.py WAY`, which is `client`, `lines`, `stubborn` or `facts`."""
+"""A rank without torch: `rank.py WAY`, which is `client`, `lines`, `stubborn`, `facts` or `exits`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 
 from supervisor.training import supervise
+
+EXITS_BEHIND = 50
 
 
 def main() -> None:
@@ -28,6 +30,8 @@ def main() -> None:
             file.write(json.dumps({"event": "committed", "step": 7}) + "\n" + '{"event": "torn')
     for step in range(1, 100_000):
         run.report(step, loss=1.0 / step, tokens=3)
+        if way == "exits" and step == EXITS_BEHIND:
+            os._exit(17)
         if run.should_stop:
             print("stopped at", step, flush=True)
             break
