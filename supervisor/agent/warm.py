@@ -8,12 +8,10 @@ dies with the agent, because its end of the socket closes.
 
 from __future__ import annotations
 
-import ast
 import json
 import logging
 import os
 import pkgutil
-import re
 import shlex
 import shutil
 import signal
@@ -23,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from supervisor.agent import launch, processes
+from supervisor.agent import launch, processes, script_head
 from supervisor.agent.api import LaunchSpec
 from supervisor.agent.processes import ProcessId
 from supervisor.agent.torchrun_command import TorchrunCommand
@@ -62,8 +60,6 @@ _PER_ATTEMPT = (
     "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
     "PET_LOG_DIR",
 )
-_IMPORTED_AHEAD = ("torch", "numpy", "checkpoint", "supervisor")
-"""Packages of the script that are imported before the fork: none of them uses a device when it is loaded."""
 
 
 class WarmError(Exception):
@@ -93,16 +89,16 @@ def plan(spec: LaunchSpec, command: TorchrunCommand | None, environment: Mapping
     if command is None:
         raise WarmError("the command is not torchrun")
     interpreter, launcher_folder = _interpreter(command, spec.working_folder, environment)
-    why_not = _why_not_ranks(command) if spec.warm == "ranks" else ""
-    forks = spec.warm == "ranks" and not why_not
     script = Path(spec.working_folder, command.script or "")
+    why_not = _why_not_ranks(command, script) if spec.warm == "ranks" else ""
+    forks = spec.warm == "ranks" and not why_not
     loaded_with = standby_environment(environment, command if forks else None)
     return Plan(
         mode="ranks" if forks else "launcher",
         interpreter=interpreter,
         working_folder=spec.working_folder,
         ranks=command.ranks or 0 if forks else 0,
-        modules=("torch", "torch.distributed.run", *(imported_ahead(script) if forks else ())),
+        modules=("torch", "torch.distributed.run", *(script_head.imported_ahead(script) if forks else ())),
         launcher_folder=launcher_folder,
         script_folder=str(script.resolve().parent) if forks else "",
         loaded_with=tuple(sorted((k, v) for k, v in loaded_with.items() if k.startswith(_READ_AT_LOAD))),
@@ -122,27 +118,6 @@ def standby_environment(environment: Mapping[str, str], forked: TorchrunCommand 
             result.setdefault("OMP_NUM_THREADS", "1")
         result.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     return result
-
-
-def imported_ahead(script: Path) -> tuple[str, ...]:
-    """What the script imports at its top, `module` or `module:name`, that may be imported before it is forked.
-
-    With torch goes torch._dynamo: DistributedDataParallel and the optimizers load it when they are first used, and it
-    takes as long as torch itself (torch 2.13).
-    """
-    try:
-        tree = ast.parse(script.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return ()
-    names: list[str] = []
-    for node in tree.body:
-        if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names += [f"{node.module}:{alias.name}" for alias in node.names if alias.name != "*"]
-    allowed = [name for name in names if re.split("[.:]", name)[0] in _IMPORTED_AHEAD]
-    lazily = ["torch._dynamo"] if any(name.startswith("torch") for name in allowed) else []
-    return tuple(dict.fromkeys([*allowed, *lazily]))
 
 
 def python_of(script: Path) -> tuple[str, ...]:
@@ -270,7 +245,7 @@ class Standby:
             _log.info("standby is gone: %s", error)
 
 
-def _why_not_ranks(command: TorchrunCommand) -> str:
+def _why_not_ranks(command: TorchrunCommand, script: Path) -> str:
     for name, why in (("module", "-m"), ("no-python", "--no-python"), ("run-path", "--run-path")):
         if command.value(name) is not None:
             return f"that needs a plain script, and the command uses {why}"
@@ -280,6 +255,8 @@ def _why_not_ranks(command: TorchrunCommand) -> str:
         return "that needs --nproc-per-node as a number"
     if command.program == "torch.distributed.launch":
         return "that needs torchrun, not torch.distributed.launch"
+    if script_head.sets_environment_first(script):
+        return f"{script.name} sets environment variables before its imports, which would come too late"
     return ""
 
 

@@ -62,6 +62,39 @@ def test_what_cannot_be_forked_gets_a_standby_launcher_and_a_note(spec: LaunchSp
     assert plan.mode == "launcher" and why in note
 
 
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "os.environ['OMP_NUM_THREADS'] = '4'",
+        "os.environ.setdefault('TORCH_LOGS', 'all')",
+        "from os import environ; environ.update(A='1')",
+        "if True:\n    del os.environ['A']",
+        "os.putenv('A', '1')",
+    ],
+)
+def test_ranks_of_a_script_that_prepares_its_environment_are_not_forked(spec: LaunchSpec, statement: str) -> None:
+    script = Path(spec.working_folder, "train.py")
+    script.write_text(f"import os\n{statement}\nimport my_training\n")
+    assert planned(spec)[0].mode == "launcher"
+    script.write_text(f"import os\n{statement}\nimport torch\n")
+    plan, note = planned(spec)
+    assert plan.mode == "launcher" and "train.py sets environment variables before its imports" in note
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\nimport torch\nos.environ['A'] = '1'\n",
+        "import os\nrank = os.environ['RANK']\nother = os.environ.get('A')\nimport torch\n",
+        "import os\ndef later():\n    os.environ['A'] = '1'\nimport torch\n",
+        "names = {}\nnames.update(a=1)\nimport torch\n",
+    ],
+)
+def test_a_script_may_read_its_environment_and_change_it_behind_its_imports(spec: LaunchSpec, source: str) -> None:
+    Path(spec.working_folder, "train.py").write_text(source)
+    assert planned(spec)[0].mode == "ranks"
+
+
 def test_only_a_change_of_what_is_read_at_load_makes_another_plan(spec: LaunchSpec) -> None:
     first = planned(spec, CHECKPOINT_RESUME="5", TORCH_FR_DUMP_TEMP_FILE="/a1", PYTHONPATH="/x")[0]
     assert planned(spec, CHECKPOINT_RESUME="6", TORCH_FR_DUMP_TEMP_FILE="/a2", PYTHONPATH="/x")[0] == first
