@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,16 @@ class LocalScheduler:
             raise SchedulerError(f"run {spec.run} asks for {spec.nodes} nodes; ask for 1 or more")
         with self._locked():
             agents = self._read(spec.run)
-            for name in self._names(spec.nodes):
+            names = self._names(spec.nodes, agents)
+            for name in names:
                 if name not in agents or not agents[name].is_alive():
-                    agents[name] = self._start(spec, name)
+                    agents[name] = self._found(spec, name) or self._start(spec, name)
                     self._write(spec.run, agents)
-            return self._allocation(spec.run, agents)
+            if list(agents)[: len(names)] != names:
+                # The agents of nodes that are left out now stay known, so that `cancel` ends them, too.
+                agents = {**{name: agents[name] for name in names}, **agents}
+                self._write(spec.run, agents)
+            return Allocation(spec.run, self._mark(spec.run), tuple(names))
 
     def find(self, run: str) -> Allocation | None:
         agents = self._read(run)
@@ -89,17 +95,28 @@ class LocalScheduler:
     def cordoned(self) -> dict[str, str]:
         return {str(node): str(why) for node, why in self._read_json(self._cordon_path).items()}
 
-    def _names(self, count: int) -> list[str]:
-        """The first nodes that are not cordoned: a machine can be cut into as many as one likes."""
-        held, names, number = self.cordoned(), list[str](), 0
-        while len(names) < count:
-            if f"node-{number}" not in held:
-                names.append(f"node-{number}")
-            number += 1
-        return names
+    def _names(self, count: int, agents: Iterable[str]) -> list[str]:
+        """The allocation's own nodes that are not cordoned, then fresh ones: one machine can be cut into many.
+
+        A node that is given back does not take the place of the one that stepped in for it: an attempt may run there.
+        """
+        held = self.cordoned()
+        own = [name for name in agents if name not in held][:count]
+        fresh = (name for number in itertools.count() if (name := f"node-{number}") not in held and name not in own)
+        return [*own, *itertools.islice(fresh, count - len(own))]
+
+    def _found(self, spec: AllocationSpec, node: str) -> _Agent | None:
+        """The agent that was started by someone who was killed before it could be written down."""
+        command = [os.fsencode(word) for word in _command(spec, node)]
+        for pid in _marked(self._mark(spec.run)):
+            with contextlib.suppress(OSError):
+                is_it = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")[:-1] == command
+                if is_it and (found := _stat(pid)) is not None and os.getsid(pid) == pid:
+                    return _Agent(pid, found[0])
+        return None
 
     def _start(self, spec: AllocationSpec, node: str) -> _Agent:
-        command = [word.replace("{node}", node) for word in spec.agent_command]
+        command = _command(spec, node)
         environment = {**os.environ, **dict(spec.environment), MARK: self._mark(spec.run)}
         log = Path(spec.log_folder, f"{node}.log")
         with self._telling(f"cannot start the agent of {node} by {command[:1]}"):
@@ -186,6 +203,10 @@ class LocalScheduler:
             yield
         except OSError as error:
             raise SchedulerError(f"{what}: {error}; make it possible for this user, then try again") from error
+
+
+def _command(spec: AllocationSpec, node: str) -> list[str]:
+    return [word.replace("{node}", node) for word in spec.agent_command]
 
 
 def _status(node: str, agent: _Agent | None) -> NodeStatus:

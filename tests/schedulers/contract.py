@@ -73,3 +73,13 @@ class SchedulerContract:
         second = scheduler.submit(replace(spec, nodes=1))
         assert first.nodes[0] not in second.nodes
         scheduler.uncordon(first.nodes[0])
+
+    def test_an_allocation_goes_on_without_a_node_that_is_cordoned_meanwhile(
+        self, scheduler: Scheduler, spec: AllocationSpec
+    ) -> None:
+        first = scheduler.submit(spec)
+        scheduler.cordon(first.nodes[0], "off the bus")
+        second = scheduler.submit(spec)
+        assert len(second.nodes) == spec.nodes and first.nodes[0] not in second.nodes
+        scheduler.uncordon(first.nodes[0])
+        assert scheduler.submit(spec) == second

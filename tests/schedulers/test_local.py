@@ -80,6 +80,24 @@ class TestLocalScheduler(SchedulerContract):
         assert pid_in(tmp_path / "child-of-node-1") != children[1]
         assert pid_in(tmp_path / "child-of-node-0") == children[0]
 
+    def test_an_agent_whose_starter_died_before_writing_it_down_is_found_again(
+        self, scheduler: LocalScheduler, spec: AllocationSpec, tmp_path: Path
+    ) -> None:
+        allocation = scheduler.submit(spec)
+        children = [pid_in(tmp_path / f"child-of-{node}") for node in allocation.nodes]
+        Path(allocation.identity).unlink()
+        assert LocalScheduler(tmp_path / "scheduler").submit(spec) == allocation
+        assert [pid_in(tmp_path / f"child-of-{node}") for node in allocation.nodes] == children
+
+    def test_cancel_ends_the_agent_of_a_node_that_was_left_out_meanwhile(
+        self, scheduler: LocalScheduler, spec: AllocationSpec, tmp_path: Path
+    ) -> None:
+        scheduler.submit(replace(spec, nodes=1))
+        child = pid_in(tmp_path / "child-of-node-0")
+        scheduler.cordon("node-0", "slow")
+        scheduler.cancel(scheduler.submit(replace(spec, nodes=1)))
+        assert is_gone(child)
+
     def test_cancel_ends_what_a_dead_agent_has_left_behind(
         self, scheduler: LocalScheduler, spec: AllocationSpec, tmp_path: Path
     ) -> None:
