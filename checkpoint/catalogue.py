@@ -13,6 +13,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from checkpoint.api import (
     CatalogueEntry,
+    CheckpointError,
     CheckpointRef,
     CommittedCheckpoint,
     DamagedFile,
@@ -129,7 +130,19 @@ class Catalogue:
 
     @_told_as_store_error
     def write_fence(self, fence: Fence) -> None:
-        """Replace the fence, atomically and durably."""
+        """Replace the fence, atomically and durably.
+
+        Raises:
+            CheckpointError: the fence names a checkpoint to resume from that is gone with all older ones. It would hide
+                those that are left for ever, and leave nothing to resume from.
+        """
+        left = self.visible_refs()
+        if fence.resume_step is not None and left and not fence.sealed:
+            steps = ", ".join(str(ref.step) for ref in left)
+            raise CheckpointError(
+                f"there is no checkpoint of step {fence.resume_step} or older in {self.location} any more; left are "
+                f"those of steps {steps}"
+            )
         self._store.make_folder("")
         self._store.write(FENCE, encode_fence(fence))
 

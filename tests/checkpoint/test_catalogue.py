@@ -10,7 +10,15 @@ import pytest
 import xxhash
 
 from checkpoint.__main__ import main, readable_size
-from checkpoint.api import CheckpointRef, CommittedCheckpoint, EntryState, Fence, StoreError, open_catalogue
+from checkpoint.api import (
+    CheckpointError,
+    CheckpointRef,
+    CommittedCheckpoint,
+    EntryState,
+    Fence,
+    StoreError,
+    open_catalogue,
+)
 from checkpoint.lineage import folder_of
 from checkpoint.manifest import FileRecord, Manifest, encode_manifest
 
@@ -58,6 +66,24 @@ def test_each_folder_is_told_for_what_it_is(tmp_path: Path) -> None:
     }
     assert [each.ref for each in catalogue.committed()] == [CheckpointRef(1, 1), CheckpointRef(2, 2)]
     assert catalogue.cut_off() == [CheckpointRef(2, 1)]
+
+
+def test_a_fence_that_would_hide_everything_for_the_sake_of_a_pruned_checkpoint_is_refused(tmp_path: Path) -> None:
+    commit(tmp_path, 800)
+    commit(tmp_path, 900)
+    catalogue = open_catalogue(str(tmp_path))
+    with pytest.raises(
+        CheckpointError, match=r"no checkpoint of step 200 or older .* left are those of steps 800, 900"
+    ):
+        catalogue.write_fence(Fence(2, 200, 1))
+    assert [each.step for each in catalogue.committed()] == [800, 900]
+
+
+def test_a_fence_may_name_a_checkpoint_that_is_gone_where_an_older_one_is_left(tmp_path: Path) -> None:
+    commit(tmp_path, 800)
+    catalogue = open_catalogue(str(tmp_path))
+    catalogue.write_fence(Fence(2, 900, 1, (CheckpointRef(800, 1),)))
+    assert [each.step for each in catalogue.committed()] == [800]
 
 
 def test_the_best_is_the_newest_that_is_old_enough_and_healthy(tmp_path: Path) -> None:
