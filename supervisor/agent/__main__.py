@@ -6,12 +6,17 @@ A second agent for the same run and node ends at once: two would start an attemp
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":
+    # `python -m` looks first in the working folder, where a script's modules may have names of ours or of Python's.
+    sys.path.append(sys.path.pop(0))
+
 import argparse
 import fcntl
 import logging
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 

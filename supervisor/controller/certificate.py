@@ -7,12 +7,17 @@ makes it does not stay in the controller's memory.
 
 from __future__ import annotations
 
+import sys
+
+if __name__ == "__main__":
+    # `python -m` looks first in the working folder, where a script's modules may have names of Python's.
+    sys.path.append(sys.path.pop(0))
+
 import datetime
 import hashlib
 import os
 import ssl
 import subprocess
-import sys
 from pathlib import Path
 
 from supervisor.controller.api import ControllerError
