@@ -71,6 +71,9 @@ class RankWatch:
         self._finder.notes.clear()
         for each in self.known.values():
             self._link(each)
+        if not self._is_torchrun and not self._is_attached and not self.known:
+            # All that is not torchrun writes into the launcher's files, which are shown from the first line on.
+            logs.link(Path(self._spec.attempt_folder), 0, 0, is_torchrun=False)
         return fresh
 
     @property
