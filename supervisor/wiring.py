@@ -18,7 +18,7 @@ from types import FrameType
 from schedulers.api import AllocationSpec, NodeState
 from schedulers.registry import open_scheduler
 from supervisor.config import Settings
-from supervisor.controller import fences
+from supervisor.controller import fences, incident_files
 from supervisor.controller.api import ControllerError, JournalRecord
 from supervisor.controller.display import display_for
 from supervisor.controller.effects import AttemptTemplate, RunEffects
@@ -29,10 +29,12 @@ from supervisor.controller.port import ControllerPort, OrderQueues
 from supervisor.controller.run_folder import RunFolder, RunLock
 from supervisor.controller.shell import Shell
 from supervisor.controller.steps_file import StepsFile, read_steps
-from supervisor.core.api import Mode, Outcome, events
+from supervisor.core.api import Mode, Outcome, RunState, Severity, events
 from supervisor.detection.api import LossSample
 from supervisor.inspection import replayed
 
+ABANDONED = 3
+PROOFS_TOLD = 4
 LEAVE_S = 10.0
 """For agents to end by themselves once the run is over."""
 
@@ -115,12 +117,22 @@ class _Controller:
         port.start()
         with self._following(shell, adopted=adopted), _signals(shell.put):
             outcome = shell.run([first])
+        if outcome.exit_code == ABANDONED:
+            self._tell_proofs(shell.state, outcome)
         self._see_agents_out()
         port.close()
         journal.close()
         steps.close()
         self._display.close()
         return outcome
+
+    def _tell_proofs(self, state: RunState, outcome: Outcome) -> None:
+        """The lines that prove why the run was given up, with the reason once more behind them."""
+        proofs = incident_files.proofs(self._folder.incident(state.incident))[:PROOFS_TOLD]
+        for proof in proofs:
+            self._display.told(time.time(), Severity.NOTE, f"proof: {proof}", state.incident)
+        if proofs:
+            self._display.told(time.time(), Severity.URGENT, outcome.text, state.incident)
 
     def _described(self, *, adopted: bool) -> str | None:
         """Keep run.json, and return where the checkpoints are, as far as anybody has said."""

@@ -89,6 +89,8 @@ class Monitor:
         self._health: bool | None = None
         self._throughput = Throughput()
         self._stall_s: float | None = None
+        self._notes_told: set[str] = set()
+        """What an agent remarks at each start is told once."""
 
     @property
     def ending(self) -> Ending:
@@ -149,7 +151,9 @@ class Monitor:
         seen.begun.add(node)
         seen.began_at = at if seen.began_at is None else seen.began_at
         for text in report.notes:
-            yield Told(Severity.NOTE, text)
+            if text not in self._notes_told:
+                self._notes_told.add(text)
+                yield Told(Severity.NOTE, text)
         if len(seen.begun) == self._nodes:
             yield events.AttemptStarted(report.at, report.attempt, tuple(sorted(seen.begun)))
 
