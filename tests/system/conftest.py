@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fixtures of the system tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.system.supervised import Supervised
+
+
+@pytest.fixture
+def supervised(tmp_path: Path) -> Iterator[Supervised]:
+    """A run that is yet to be started; what it leaves behind is ended with the test."""
+    bench = Supervised(tmp_path)
+    yield bench
+    bench.close()
