@@ -126,7 +126,7 @@ def conclude(
         "bars": [{**asdict(bar), "is_met": bar.is_met} for bar in bars],
     }
     output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(result, indent=2) + "\n")
+    output.write_text(json.dumps(_without_nan(result), indent=2, allow_nan=False) + "\n")
     for bar in bars:
         print(bar)
     print(f"load average at the start {began.load_average}; {result['took_s']} s; written to {output}")
@@ -135,3 +135,12 @@ def conclude(
 
 def _cell(value: object) -> str:
     return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has no word for what is not a number; it is written as null."""
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

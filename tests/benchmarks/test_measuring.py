@@ -37,6 +37,12 @@ def test_met_bars_make_the_exit_code_0(tmp_path: Path) -> None:
     assert measuring.conclude(measuring.place(), tmp_path / "a.json", {}, {}, [Bar("x", 1, 2, "s")]) == 0
 
 
+def test_what_was_not_measured_is_null_in_the_result(tmp_path: Path) -> None:
+    output = tmp_path / "a.json"
+    measuring.conclude(measuring.place(), output, {}, {"seconds": [measuring.spread([])]}, [])
+    assert json.loads(output.read_text())["seconds"] == [{"median": None, "least": None, "most": None, "trials": 0}]
+
+
 def test_table_is_plain_text_when_it_is_not_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     measuring.show(("what", "s"), [("short", 1.0), ("a longer name", 12.25)])
     assert capsys.readouterr().out.splitlines() == [
