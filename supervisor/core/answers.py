@@ -16,6 +16,7 @@ from supervisor.core.transitions import (
     abandoned,
     describe_resume,
     launching,
+    may_start_over,
     newest,
     note,
     probing,
@@ -39,6 +40,8 @@ from supervisor.core.values import (
     Verdict,
     WaitFor,
 )
+
+NOTHING_LEFT = "No healthy checkpoint from before the failure is left, and starting anew is for a person to decide."
 
 
 def next_launch(state: RunState, *, newest_attempt: int = 0, listed: bool = False) -> Launch:
@@ -69,7 +72,10 @@ def on_diagnosed(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
     verdict = event.verdict
     failure = replace(state.failure, verdict=verdict)
     past = PastFailure(event.at, verdict.reason, verdict.category, failure.step, state.attempt, failure.trained)
-    known = state.checkpoints if event.checkpoints is None else _listed(state, event.checkpoints)
+    listed = event.checkpoints
+    if listed == () and not may_start_over(state, policy):
+        listed = None  # A file system that is not mounted looks like one that holds no checkpoint.
+    known = state.checkpoints if listed is None else _listed(state, listed)
     remembered = max(FAILURES_REMEMBERED, sum(budget.count + 1 for _, budget in policy.budgets))
     progressed = state.step is not None and (state.newest_step is None or state.step > state.newest_step)
     judged = replace(
@@ -81,7 +87,7 @@ def on_diagnosed(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
         relaunch=next_launch(
             replace(state, checkpoints=known),
             newest_attempt=event.newest_attempt,
-            listed=event.checkpoints is not None,
+            listed=listed is not None,
         ),
     )
     return _answer(judged, event, policy)
@@ -119,6 +125,8 @@ def _answer(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
         return _give_up(state, event.at, policy, f"{hopeless} Last cause: {verdict.reason}: {verdict.explanation}")
     if _goes_back(failure, verdict):
         return _roll_back(state, event, policy)
+    if launch.from_nothing and not may_start_over(state, policy):
+        return _give_up(state, event.at, policy, NOTHING_LEFT)
     if verdict.fatal and verdict.suspects:
         return isolate(state, event.at, policy, verdict.suspects, verdict.reason)
     if policy.can_probe and _may_be_a_node(failure, verdict):
@@ -253,6 +261,8 @@ def _roll_back(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
         text = f"{state.rollbacks} rollbacks did not help; the loss or the checkpoints need a person."
         return _give_up(state, event.at, policy, text)
     launch, told = rollback_launch(state, policy)
+    if launch.from_nothing and not may_start_over(state, policy):
+        return _give_up(state, event.at, policy, NOTHING_LEFT)
     rolled = remember_rollback(state, policy, launch)
     return relaunch(rolled, event.at, policy, launch, 0.0, told, power=Power.ROLLBACK)
 

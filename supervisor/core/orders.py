@@ -17,6 +17,7 @@ from supervisor.core.transitions import (
     Step,
     abandoned,
     launching,
+    may_start_over,
     newest,
     note,
     stopping,
@@ -125,6 +126,9 @@ def _skip(state: RunState, event: e.OrderGiven, policy: Policy) -> Step:
     ahead = state.position is not None and state.position < event.first
     if not ahead:
         resume = newest(state.checkpoints, position=event.first)
+        if resume is None and not may_start_over(state, policy):
+            known = ", ".join(str(c.step) for c in state.checkpoints[-8:])
+            return _refuse(state, f"no checkpoint from before batch {event.first} is left; known steps: {known}")
         launch = replace(launch, resume=resume, from_nothing=resume is None)
     return _relaunch_by_order(state, event, policy, launch, save=ahead)
 

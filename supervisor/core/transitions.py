@@ -191,6 +191,12 @@ def newest(
     return max(fitting, key=lambda c: (c.step, c.attempt), default=None)
 
 
+def may_start_over(state: RunState, policy: Policy) -> bool:
+    """Whether starting anew loses no checkpoint, or no more steps than going back may; else a person decides."""
+    reached = max(state.step or 0, state.newest_step or 0)
+    return not state.checkpoints or reached <= policy.rollback_margin_steps
+
+
 def describe_resume(launch: Launch) -> str:
     if launch.resume is not None:
         return f"step {launch.resume.step}"

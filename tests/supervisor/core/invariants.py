@@ -50,6 +50,7 @@ class Memory:
                 self.resumes_from_what_may_be_resumed_from(decision)
                 self.launch_says_what_the_state_knows(decision, after)
                 self.budgets_are_kept(before, event, world.policy)
+                self.no_verdict_throws_a_run_away(before, event, decision, world.policy)
         self.skips_grow_and_exclusions_stay(before, event, after)
         self.a_freeze_holds(before, event, made)
         self.the_absent_decide_nothing(event, made)
@@ -107,6 +108,10 @@ class Memory:
             newest = -1 if launch.resume is None else launch.resume.step
             self.visible = {key: ok for key, ok in self.visible.items() if key[0] <= newest or not ok}
 
+    def no_verdict_throws_a_run_away(self, before: RunState, event: e.Event, launch: d.Launch, policy: Policy) -> None:
+        if isinstance(event, e.Diagnosed) and _has_much_to_lose(before, policy):
+            assert not launch.from_nothing
+
     def launch_says_what_the_state_knows(self, launch: d.Launch, after: RunState) -> None:
         assert (launch.skipped, launch.excluded) == (after.skipped, after.excluded)
         assert launch.environment == after.environment
@@ -155,7 +160,7 @@ class Memory:
                 self._tell(event.checkpoint)
             case e.Diagnosed() if before.phase is Phase.DIAGNOSING:
                 self.failures.append((event.at, event.verdict.category))
-                self._list(event.checkpoints)
+                self._list(event.checkpoints, before, policy)
             case e.TimePassed() if before.phase is Phase.DIAGNOSING and event.at >= before.deadline:
                 self.failures.append((event.at, Category.OTHER))
             case e.OrderGiven():
@@ -169,10 +174,16 @@ class Memory:
         key = (told.step, told.attempt)
         self.visible[key] = self.visible.get(key, True) and told.healthy is not False
 
-    def _list(self, listed: tuple[Checkpoint, ...] | None) -> None:
-        if listed is not None:
+    def _list(self, listed: tuple[Checkpoint, ...] | None, before: RunState, policy: Policy) -> None:
+        """An empty list is not believed of a run that has come far: its file system may be away."""
+        if listed or (listed is not None and not _has_much_to_lose(before, policy)):
             keys = [(c.step, c.attempt) for c in listed]
             self.visible = {key: self.visible.get(key, True) for key in keys}
+
+
+def _has_much_to_lose(state: RunState, policy: Policy) -> bool:
+    reached = max(state.step or 0, state.newest_step or 0)
+    return bool(state.checkpoints) and reached > policy.rollback_margin_steps
 
 
 def _covers(spans: tuple[BatchRange, ...], span: BatchRange) -> bool:

@@ -329,6 +329,12 @@ MUTANTS = (
         "an order undoes the rollback that waits for approval",
     ),
     Mutant(
+        "transitions.py",
+        "return not state.checkpoints or reached <= policy.rollback_margin_steps",
+        "return True",
+        "a run of weeks starts from nothing by itself",
+    ),
+    Mutant(
         "codec.py",
         '{"type": type(value).__name__, **fields}',
         '{**fields, "kind": type(value).__name__, "type": type(value).__name__}',

@@ -72,6 +72,19 @@ SCENARIOS = (
         "from the beginning",
     ),
     Scenario(
+        "the store of a run that has come far seems empty: its file system may be away, so what was heard counts",
+        lambda: training(step=500).commit(480).crash(checkpoints=()),
+        Phase.LAUNCHING,
+        (d.Launch(2, resume=Checkpoint(480, 1, 480)),),
+    ),
+    Scenario(
+        "only an unhealthy checkpoint is left of a run that has come far: a person decides",
+        lambda: training(step=500).commit(480, healthy=False).crash(checkpoints=(Checkpoint(480, 1, 480),)),
+        Phase.ABANDONED,
+        (d.Release(),),
+        "starting anew is for a person to decide",
+    ),
+    Scenario(
         "no checkpoint was heard of and none can be listed: whatever the store has",
         lambda: training().crash(),
         Phase.LAUNCHING,

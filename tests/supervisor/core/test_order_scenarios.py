@@ -230,6 +230,13 @@ SCENARIOS = (
         (d.Launch(2, from_nothing=True, skipped=(BatchRange(0, 9),)),),
     ),
     Scenario(
+        "skip batches that lie before all checkpoints of a run that has come far",
+        lambda: training(step=500).commit(480).order(SKIP, first=200, last=209),
+        Phase.TRAINING,
+        (),
+        "refused: no checkpoint from before batch 200 is left; known steps: 480",
+    ),
+    Scenario(
         "skip while a rollback waits for approval does not undo it",
         lambda: waits_for_rollback().order(SKIP, first=200, last=210),
         Phase.LAUNCHING,

@@ -9,7 +9,7 @@ import pytest
 
 from supervisor.core import decisions as d
 from supervisor.core.policy import Policy
-from supervisor.core.values import Action, BatchRange, Checkpoint, FailureKind, Phase, WaitFor
+from supervisor.core.values import Action, BatchRange, Checkpoint, FailureKind, OrderKind, Phase, WaitFor
 from tests.supervisor.core.journeys import (
     CRASH,
     SPIKE,
@@ -65,7 +65,27 @@ SCENARIOS = (
     ),
     Scenario(
         "no checkpoint before the spike: from nothing",
+        lambda: training(replace(MARGIN_20, rollback_margin_steps=100)).commit(100).spike(100).end().diagnose(SPIKE),
+        Phase.LAUNCHING,
+        (d.Launch(2, from_nothing=True),),
+    ),
+    Scenario(
+        "no checkpoint before the spike of a run that has come far: a person decides",
         lambda: training(MARGIN_20).commit(100).spike(100).end().diagnose(SPIKE),
+        Phase.ABANDONED,
+        (d.Release(),),
+        "starting anew is for a person to decide",
+    ),
+    Scenario(
+        "a person may have it start from nothing",
+        lambda: (
+            training(replace(MARGIN_20, ask_when_exhausted=True))
+            .commit(100)
+            .spike(100)
+            .end()
+            .diagnose(SPIKE)
+            .order(OrderKind.RESUME)
+        ),
         Phase.LAUNCHING,
         (d.Launch(2, from_nothing=True),),
     ),
