@@ -103,10 +103,6 @@ class Spare:
         with os.fdopen(self.pipe, "wb") as pipe:
             pipe.write(json.dumps(order).encode())
 
-    def dismiss(self) -> None:
-        os.close(self.pipe)
-        os.waitpid(self.pid, 0)
-
 
 def fork_spares(count: int) -> list[Spare] | bytes:
     """In the launcher the spares; in a spare the order that it got, after which it is to become the rank."""

@@ -8,6 +8,7 @@ dies with the agent, because its end of the socket closes.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 
 MODES = ("off", "launcher", "ranks")
 _BEGIN_S = 5.0
+_END_S = 5.0
 _READ_AT_LOAD = (
     "PYTHON",
     "LD_",
@@ -229,7 +231,9 @@ class Standby:
                 process = processes.identity_of(pid)
                 if process is not None:
                     processes.send(process, signal.SIGKILL)
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # One that hangs in a file system does not even die of SIGKILL, and the agent has more to do.
+            self.process.wait(_END_S)
         self.exit_file.unlink(missing_ok=True)
 
     def _kept(self, environment: Mapping[str, str]) -> dict[str, str]:

@@ -171,7 +171,8 @@ def test_a_spare_that_is_not_needed_ends_and_one_that_begins_gets_its_order() ->
         os._exit(0 if spares == b'{"argv": []}' else 9)
     spares[0].begin({"argv": []})
     assert ForkedRank(spares[0].pid, ["train.py"]).wait(60.0) == 0
-    spares[1].dismiss()
+    os.close(spares[1].pipe)
+    os.waitpid(spares[1].pid, 0)
 
 
 def test_a_forked_rank_answers_as_a_subprocess_would() -> None:
