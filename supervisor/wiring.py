@@ -10,7 +10,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -28,13 +29,14 @@ from supervisor.controller.output_follower import OutputFollower
 from supervisor.controller.port import ControllerPort, OrderQueues
 from supervisor.controller.run_folder import RunFolder, RunLock
 from supervisor.controller.shell import Shell
-from supervisor.controller.steps_file import StepsFile, read_steps
+from supervisor.controller.steps_file import StepLine, StepsFile, read_steps
 from supervisor.core.api import Mode, Outcome, RunState, Severity, events
 from supervisor.detection.api import LossSample
 from supervisor.inspection import replayed
 
 ABANDONED = 3
 PROOFS_TOLD = 4
+LOSSES_JUDGED_AGAIN = 4096
 LEAVE_S = 10.0
 """For agents to end by themselves once the run is over."""
 
@@ -79,6 +81,7 @@ class _Controller:
         self._folder = folder
         self._command = command
         self._attach_to = attach_to
+        self._working_folder = str(Path.cwd())
         self._policy = replace(settings.policy, spare_nodes=settings.run.spares)
         self._scheduler = open_scheduler(settings.run.scheduler, folder.scheduler)
         self._display = display_for(sys.stdout, os.environ, name_ranks=settings.launch.output == "all")
@@ -91,9 +94,7 @@ class _Controller:
         journal = Journal(self._folder.journal)
         journal.append(JournalRecord(now, policy=self._policy))
         monitor = Monitor(self._settings.detection.hang, self._settings.run.nodes)
-        monitor.warm(
-            LossSample(row.step, row.loss, row.position, row.grad_norm) for row in read_steps(self._folder.steps)
-        )
+        monitor.warm(iter(known_losses(read_steps(self._folder.steps))))
         first: events.Event = events.ControllerReturned(now)
         if state is None or not adopted:
             first = self._submission(now, uri)
@@ -144,7 +145,10 @@ class _Controller:
                 f"({shlex.join(known['command'])}); give that one to take it over, or choose another --name"
             )
         uri = self._settings.checkpoint.uri or known.get("checkpoint_uri")
-        described = {"name": self._settings.run.name, "command": command, "working_folder": str(Path.cwd())}
+        if adopted:
+            # The command's relative paths count from the folder in which the run was begun.
+            self._working_folder = str(known.get("working_folder", self._working_folder))
+        described = {"name": self._settings.run.name, "command": command, "working_folder": self._working_folder}
         described["scheduler"] = self._settings.run.scheduler
         self._folder.write_description({**known, **described, "checkpoint_uri": uri})
         return uri
@@ -162,7 +166,7 @@ class _Controller:
         settings = self._settings
         template = AttemptTemplate(
             command=self._command,
-            working_folder=str(Path.cwd()),
+            working_folder=self._working_folder,
             environment=settings.environment,
             warm=settings.launch.warm,
             log_limit_bytes=settings.launch.log_limit_bytes,
@@ -189,7 +193,7 @@ class _Controller:
             run=self._settings.run.name,
             nodes=self._settings.run.nodes,
             agent_command=(*command, "--run", self._settings.run.name, "--node", "{node}", *attached),
-            working_folder=str(Path.cwd()),
+            working_folder=self._working_folder,
             log_folder=str(self._folder.agents),
         )
 
@@ -220,6 +224,18 @@ class _Controller:
                 break
             time.sleep(0.05)
         self._scheduler.cancel(allocation)
+
+
+def known_losses(rows: Iterable[StepLine]) -> list[LossSample]:
+    """The newest losses that stand, oldest first: a step that was trained again counts as the last attempt had it.
+
+    A run of months has millions of rows, and nobody watches the run while they are judged.
+    """
+    standing: list[StepLine] = []
+    for row in reversed(deque(rows, maxlen=LOSSES_JUDGED_AGAIN)):
+        if not standing or row.step < standing[-1].step:
+            standing.append(row)
+    return [LossSample(row.step, row.loss, row.position, row.grad_norm) for row in reversed(standing)]
 
 
 @contextlib.contextmanager
