@@ -93,13 +93,13 @@ class Demo:
         return self._supervisor.wait(timeout=WAIT_S)
 
 
-def rank_pid(run: str, rank: int) -> int:
-    """The process of a rank, by the environment that torchrun gave it."""
-    wanted = {f"RANK={rank}".encode(), f"SUPERVISOR_RUN={run}".encode()}
+def rank_pid(run_folder: Path, rank: int) -> int:
+    """The process of a rank, by its environment; the run's folder tells it from that of another demo."""
+    wanted = {b"RANK=%d" % rank, b"LOCAL_RANK=%d" % rank, os.fsencode(f"CHECKPOINT_FENCE={run_folder}/FENCE.json")}
     for pid, environment in environments():
-        if wanted <= environment and b"LOCAL_RANK=%d" % rank in environment:
+        if wanted <= environment:
             return pid
-    sys.exit(f"demo: no process of rank {rank} of run {run} was found")
+    sys.exit(f"demo: no process of rank {rank} of the run in {run_folder} was found")
 
 
 def environments() -> Iterator[tuple[int, set[bytes]]]:
@@ -116,10 +116,10 @@ def break_it(demo: Demo) -> None:
     demo.start()
     demo.wait_for_step(60, attempt=1)
     demo.say("breaking 1 of 4: kill -9 of rank 1")
-    os.kill(rank_pid(RUN, 1), signal.SIGKILL)
+    os.kill(rank_pid(demo.run_folder, 1), signal.SIGKILL)
     demo.wait_for_step(110, attempt=2)
     demo.say("breaking 2 of 4: rank 0 is frozen (SIGSTOP), which no exit code tells")
-    os.kill(rank_pid(RUN, 0), signal.SIGSTOP)
+    os.kill(rank_pid(demo.run_folder, 0), signal.SIGSTOP)
     demo.wait_for_step(150, attempt=3)
     demo.say("breaking 3 of 4: kill -9 of the supervisor; training goes on without it")
     demo.kill_supervisor()
