@@ -36,6 +36,8 @@ class AllocationSpec:
     working_folder: str
     log_folder: str
     environment: tuple[tuple[str, str], ...] = ()
+    excluded: tuple[str, ...] = ()
+    """Nodes that the run does not want, whoever else may use them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class LocalScheduler:
             raise SchedulerError(f"run {spec.run} asks for {spec.nodes} nodes; ask for 1 or more")
         with self._locked():
             agents = self._read(spec.run)
-            names = self._names(spec.nodes, agents)
+            names = self._names(spec, agents)
             for name in names:
                 if name not in agents or not agents[name].is_alive():
                     agents[name] = self._found(spec, name) or self._start(spec, name)
@@ -95,12 +95,12 @@ class LocalScheduler:
     def cordoned(self) -> dict[str, str]:
         return {str(node): str(why) for node, why in self._read_json(self._cordon_path).items()}
 
-    def _names(self, count: int, agents: Iterable[str]) -> list[str]:
+    def _names(self, spec: AllocationSpec, agents: Iterable[str]) -> list[str]:
         """The allocation's own nodes that are not cordoned, then fresh ones: one machine can be cut into many.
 
         A node that is given back does not take the place of the one that stepped in for it: an attempt may run there.
         """
-        held = self.cordoned()
+        held, count = {*self.cordoned(), *spec.excluded}, spec.nodes
         own = [name for name in agents if name not in held][:count]
         fresh = (name for number in itertools.count() if (name := f"node-{number}") not in held and name not in own)
         return [*own, *itertools.islice(fresh, count - len(own))]

@@ -99,7 +99,7 @@ class _Controller:
         if state is None or not adopted:
             first = self._submission(now, uri)
         else:
-            monitor.adopt(state.attempt, state.step, now)
+            monitor.adopt(state.attempt, state.step, state.nodes, now)
         orders = OrderQueues()
         steps = StepsFile(self._folder.steps)
         shell = Shell(

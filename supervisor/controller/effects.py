@@ -7,18 +7,22 @@ again.
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from checkpoint.api import CheckpointError
 from schedulers.api import AllocationSpec, NodeState, Scheduler
 from supervisor.agent import api as agent
 from supervisor.controller import fences, inquest, resume
 from supervisor.controller.ending import Ending
 from supervisor.controller.port import OrderQueues
 from supervisor.controller.run_folder import RunFolder
-from supervisor.core.api import Policy, RunState, decisions, events
+from supervisor.core.api import Checkpoint, Policy, RunState, decisions, events
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,10 @@ class RunEffects:
         if uri == self._uri:
             return
         self._uri = uri
-        self._folder.write_description({**self._folder.read_description(), "checkpoint_uri": uri})
+        try:
+            self._folder.write_description({**self._folder.read_description(), "checkpoint_uri": uri})
+        except OSError as error:
+            _log.warning("run.json cannot be written, so a later controller has to be told the URI: %s", error)
 
     def mark_health(self, state: RunState, healthy: bool) -> None:
         for node in state.nodes:
@@ -106,6 +113,7 @@ class RunEffects:
             self._orders.put(node, order)
 
     def _launch(self, launch: decisions.Launch) -> None:
+        self._allocation = replace(self._allocation, excluded=launch.excluded)
         allocation = self._scheduler.submit(self._allocation)
         fences.raise_fence(self._uri, self._folder.path, launch, self._allocation.run)
         spec = self._spec(launch)
@@ -162,13 +170,19 @@ class RunEffects:
             failure=state.failure,
             ending=self._ending(),
         )
-        if self._uri is None:
-            known, newest = None, 0
-        else:
-            known = fences.committed(self._uri)
-            newest = fences.newest_attempt(self._uri, self._folder.path)
+        known, newest = self._stored()
         self._orders.forget(diagnose.attempt)
         return events.Diagnosed(time.time(), diagnose.attempt, verdict, known, newest, random.random())
+
+    def _stored(self) -> tuple[tuple[Checkpoint, ...] | None, int]:
+        """Checkpoints and newest attempt; nothing is known while the store is away, which must not hide the cause."""
+        if self._uri is None:
+            return None, 0
+        try:
+            return fences.committed(self._uri), fences.newest_attempt(self._uri, self._folder.path)
+        except CheckpointError as error:
+            _log.warning("the checkpoints cannot be listed: %s", error)
+            return None, 0
 
     def _release(self) -> None:
         allocation = self._scheduler.find(self._allocation.run)

@@ -23,6 +23,8 @@ SAMPLE_S = 10.0
 """A step is told to the core at most so often, apart from the first and the one before a failure."""
 WELL_S = 60.0
 """Without a new step (a long evaluation) the core is told so often that the attempt is well."""
+FRESH_S = 30.0
+"""What an agent said longer ago tells nothing of how its ranks are now."""
 SETTLED_S = 10.0
 """A script that reports no steps counts as training once it has lived so long."""
 
@@ -70,6 +72,9 @@ class AttemptSeen:
     sampled_at: float = 0.0
     told_hang: int | None = -1
     imported: bool = False
+    restored: bool = False
+    polled_at: dict[str, float] = field(default_factory=dict)
+    """When each node last told how its ranks are."""
     silent: bool = False
     """The detectors call the attempt hung at the newest poll."""
 
@@ -100,17 +105,21 @@ class Monitor:
         size = len({*seen.ranks, *seen.exits})
         return Ending(tuple(seen.exits.values()), size or None, codes[0] if codes else None)
 
-    @property
-    def last_row(self) -> agent.StepRow | None:
-        return self._seen.last
+    def fresh_rows(self, report: agent.StepsSeen) -> tuple[agent.StepRow, ...]:
+        """The rows of a report that were not seen before: an agent started anew reads its ranks' rings again."""
+        seen = self._seen
+        if report.attempt != seen.attempt:
+            return report.rows if report.attempt > seen.attempt else ()
+        newest = seen.sampled_step if seen.last is None else seen.last.step
+        return tuple(row for row in report.rows if newest is None or row.step > newest)
 
     def warm(self, losses: Iterator[detection.LossSample]) -> None:
         """Give the loss detector back what an earlier controller had seen."""
         self._spike = detection.warm(self._spike, losses)
 
-    def adopt(self, attempt: int, step: int | None, at: float) -> None:
-        """Go on with an attempt that an earlier controller launched."""
-        self._seen = AttemptSeen(attempt, began_at=at, sampled_step=step, sampled_at=at)
+    def adopt(self, attempt: int, step: int | None, nodes: tuple[str, ...], at: float) -> None:
+        """Go on with an attempt that an earlier controller launched on `nodes`, none while it has not begun."""
+        self._seen = AttemptSeen(attempt, began_at=at, begun=set(nodes), sampled_step=step, sampled_at=at)
 
     def take(self, node: str, report: agent.Report, at: float) -> list[Noticed]:
         """What a report means; one of an older attempt means nothing."""
@@ -135,7 +144,7 @@ class Monitor:
             case agent.StepsSeen():
                 yield from self._on_steps(node, report, at)
             case agent.RanksPolled():
-                yield from self._on_ranks(node, report)
+                yield from self._on_ranks(node, report, at)
             case agent.RankExited():
                 yield from self._on_rank_exited(node, report, at)
             case agent.AttemptEnded():
@@ -191,8 +200,9 @@ class Monitor:
         kind = FailureKind.NAN if said.kind is detection.SpikeKind.NAN else FailureKind.SPIKE
         yield events.LossSpiked(at, self._seen.attempt, kind, said.onset_step, onset, last, row.at, said.why)
 
-    def _on_ranks(self, node: str, report: agent.RanksPolled) -> Iterator[Noticed]:
+    def _on_ranks(self, node: str, report: agent.RanksPolled, at: float) -> Iterator[Noticed]:
         seen = self._seen
+        seen.polled_at[node] = at
         for status in report.ranks:
             seen.ranks[status.rank] = (node, status)
         if not seen.imported and seen.ranks and all(s.instrumented for _, s in seen.ranks.values()):
@@ -209,6 +219,8 @@ class Monitor:
 
     def _on_ended(self, node: str, report: agent.AttemptEnded, at: float) -> Iterator[Noticed]:
         seen = self._seen
+        if seen.begun and node not in seen.begun:
+            return  # It never had a part in the attempt, so its end is not the attempt's.
         seen.ended[node] = report
         for rank_exit in report.ranks:
             seen.exits[rank_exit.rank] = (node, rank_exit)
@@ -223,7 +235,8 @@ class Monitor:
         detail = "" if succeeded or not unstopped else f"the launcher ended with {codes or 'an unreadable exit code'}"
         if clean and codes:
             yield Told(Severity.NOTE, f"every rank had finished before it ended with {codes}; this is no failure")
-        yield events.AttemptEnded(at, report.attempt, succeeded, codes[0] if codes else None, detail)
+        code = codes[0] if codes else 0 if all(end.exit_code == 0 for end in ends) else None
+        yield events.AttemptEnded(at, report.attempt, succeeded, code, detail)
 
     def _on_checkpoint(self, report: agent.CheckpointFact, at: float) -> Iterator[Noticed]:
         fact = report.fact
@@ -234,6 +247,9 @@ class Monitor:
             self._stall_s = fact["stall_s"]
         event = checkpoint_facts.event_of(fact, report.attempt, at)
         if isinstance(event, events.AttemptRestored):
+            if self._seen.restored:
+                return  # An agent started anew tells it again.
+            self._seen.restored = True
             self._spike = detection.rewound(self._spike, event.step or 0)
         if event is not None:
             yield event
@@ -267,6 +283,8 @@ class Monitor:
         """Tell the core that the attempt is well when nothing else has for a while."""
         seen = self._seen
         if seen.attempt != state.attempt or seen.silent or seen.began_at is None:
+            return
+        if at - min(seen.polled_at.values(), default=at) > FRESH_S:
             return
         if state.phase is Phase.TRAINING and at - seen.sampled_at >= WELL_S and seen.ranks:
             seen.sampled_at = at

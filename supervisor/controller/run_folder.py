@@ -16,11 +16,14 @@ import json
 import os
 import socket
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from supervisor.controller.api import ControllerError
+
+LOCK_TRIES, LOCK_PAUSE_S = 10, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,20 +107,30 @@ class RunLock:
     def __init__(self, folder: RunFolder) -> None:
         self._path = folder.path / "lock"
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _locked_soon(self._descriptor):
             os.close(self._descriptor)
             raise ControllerError(
                 f"run {folder.path.name} is already supervised by {holder(folder)}; "
                 "watch it with `supervisor status`, end it with `supervisor stop`, or choose another --name"
-            ) from None
+            )
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
 
     def release(self) -> None:
         os.ftruncate(self._descriptor, 0)
         os.close(self._descriptor)
+
+
+def _locked_soon(descriptor: int) -> bool:
+    """`status` holds the lock for a moment to see whether anybody does, so one refusal is not the last word."""
+    for _ in range(LOCK_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            time.sleep(LOCK_PAUSE_S)
+        else:
+            return True
+    return False
 
 
 def holder(folder: RunFolder) -> str:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from supervisor.agent import api as agent
-from supervisor.controller.api import JournalRecord, RunView
+from supervisor.controller.api import ControllerError, JournalRecord, RunView
 from supervisor.controller.journal import Journal, JournalFullError
 from supervisor.controller.monitor import HealthChanged, Monitor, Noticed, Told, UriLearned
 from supervisor.controller.steps_file import StepsFile
@@ -46,6 +46,8 @@ REPEAT_S = 10.0
 LOOK_AFTER_S = 5.0
 """Between looks at whether the agents live, while an attempt may."""
 ACKNOWLEDGE_S = 30.0
+SLEPT_S = 15.0
+"""Between two ticks: the machine slept, the clock was set, or a disk was full; nobody watched meanwhile."""
 
 
 class Effects(Protocol):
@@ -138,6 +140,7 @@ class Shell:
         self._sequences: dict[str, int] = {}
         self._look_after_at = 0.0
         self._ticked_at = 0.0
+        self._stop_signals = 0
         self._has_fresh_ranks = False
         self._worker = threading.Thread(target=self._carry_out_all, daemon=True, name="effects")
 
@@ -150,6 +153,8 @@ class Shell:
 
     def put(self, event: events.Event) -> None:
         """From any thread or signal handler."""
+        if isinstance(event, events.StopSignalled):
+            self._stop_signals += 1
         self._inbox.put(event)
 
     def take_reports(self, node: str, batch: agent.ReportBatch, reports: tuple[agent.Report, ...]) -> None:
@@ -196,7 +201,10 @@ class Shell:
                 self._take(self._inbox.get(timeout=wait_s))
             now = self._clock()
             if not 0.0 <= now - self._ticked_at < (LEAST_TICK_S if self._has_fresh_ranks else TICK_S):
+                slept = self._ticked_at > 0.0 and now - self._ticked_at > SLEPT_S
                 self._ticked_at, self._has_fresh_ranks = now, False
+                if slept:
+                    self._advance(events.ControllerReturned(now))
                 self._tick(now)
         self._work.put(None)
         self._worker.join(ACKNOWLEDGE_S)
@@ -224,7 +232,7 @@ class Shell:
         if batch.sequence > self._sequences.get(batch.sender, -1):
             for report in batch.reports:
                 if isinstance(report, agent.StepsSeen):
-                    self._steps.append(report.attempt, report.rows)
+                    self._steps.append(report.attempt, self._monitor.fresh_rows(report))
                 self._notice(self._monitor.take(batch.node, report, self._clock()))
                 self._has_fresh_ranks |= isinstance(report, agent.RanksPolled)
             self._sequences[batch.sender] = batch.sequence
@@ -236,7 +244,8 @@ class Shell:
                 case Told():
                     self._display.told(self._clock(), item.severity, item.text, 0)
                 case UriLearned():
-                    self._put_work("learning where checkpoints are", partial(self._effects.learn_uri, item.uri))
+                    # On this thread, so that it is on disk before the report is acknowledged.
+                    self._inbox.put(_done("learning where checkpoints are", partial(self._effects.learn_uri, item.uri)))
                 case HealthChanged():
                     mark = partial(self._effects.mark_health, self.state, item.healthy)
                     self._put_work("telling the ranks their loss health", mark)
@@ -260,7 +269,10 @@ class Shell:
         return made
 
     def _write(self, record: JournalRecord) -> None:
-        """A full disk stops the controller from acting, never the training: it waits here until the line is on disk."""
+        """A full disk stops the controller from acting, never the training: it waits here until the line is on disk.
+
+        Raises ControllerError when it is told twice to stop meanwhile: it leaves, and whatever runs goes on.
+        """
         told = False
         while True:
             try:
@@ -270,6 +282,9 @@ class Shell:
                     text = f"{error}; nothing is decided until it can be; training goes on"
                     self._display.told(self._clock(), Severity.URGENT, text, 0)
                 told = True
+                if self._stop_signals >= 2:
+                    text = f"{error}; left as it is: free space, then the same command takes over what runs"
+                    raise ControllerError(text) from None
                 time.sleep(TICK_S)
             else:
                 return
@@ -301,15 +316,8 @@ class Shell:
         self._work.put((what, work))
 
     def _carry_out_all(self) -> None:
-        """The one place where an effect may fail with anything: it is told, and tried again until its phase ends."""
         while (item := self._work.get()) is not None:
-            what, work = item
-            try:
-                work()
-                error = None
-            except Exception as failure:  # noqa: BLE001  (effects: whatever a scheduler, store or disk comes up with)
-                error = f"{what} failed: {failure}; it is tried again"
-            self._inbox.put(WorkDone(what, error))
+            self._inbox.put(_done(*item))
 
     def _carry_out(self, decision: decisions.Decision, state: RunState) -> None:
         event = None
@@ -323,6 +331,15 @@ class Shell:
         if done.error is not None and self._complaints.get(done.what) != done.error:
             self._display.told(self._clock(), Severity.WARNING, done.error, self.state.incident)
         self._complaints[done.what] = done.error or ""
+
+
+def _done(what: str, work: Callable[[], None]) -> WorkDone:
+    """The one place where an effect may fail with anything: it is told, and tried again until its phase ends."""
+    try:
+        work()
+    except Exception as failure:  # noqa: BLE001  (effects: whatever a scheduler, store or disk comes up with)
+        return WorkDone(what, f"{what} failed: {failure}; it is tried again")
+    return WorkDone(what, None)
 
 
 def _decode_order(raw: dict[str, Any], at: float) -> events.OrderGiven:

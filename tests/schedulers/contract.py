@@ -83,3 +83,12 @@ class SchedulerContract:
         assert len(second.nodes) == spec.nodes and first.nodes[0] not in second.nodes
         scheduler.uncordon(first.nodes[0])
         assert scheduler.submit(spec) == second
+
+    def test_a_node_that_the_run_does_not_want_is_replaced_and_not_held(
+        self, scheduler: Scheduler, spec: AllocationSpec
+    ) -> None:
+        first = scheduler.submit(spec)
+        other = scheduler.submit(replace(spec, excluded=first.nodes[:1]))
+        assert first.nodes[0] not in other.nodes
+        assert len(other.nodes) == spec.nodes
+        assert scheduler.cordoned() == {}

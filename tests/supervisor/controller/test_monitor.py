@@ -198,3 +198,34 @@ def test_the_live_numbers_follow_the_steps() -> None:
     assert math.isclose(numbers.step_s, 0.1, rel_tol=0.01)
     assert numbers.tokens_per_s is not None
     assert math.isclose(numbers.tokens_per_s, 2000.0, rel_tol=0.05)
+
+
+def test_what_agents_said_long_ago_does_not_make_an_attempt_well() -> None:
+    watch = monitor()
+    at = trained(watch, 400)
+    ranks = tuple(status(rank, 400, 0.0, phase="evaluation", phase_s=1.0) for rank in (0, 1))
+    watch.take("node-0", agent.RanksPolled(1, at, ranks), at)
+    silent = [each for second in range(1, 600) for each in watch.poll(state(), at + second)]
+    assert silent == []
+
+
+def test_the_end_told_by_a_node_that_had_no_part_in_it_ends_no_attempt() -> None:
+    watch = monitor()
+    watch.take("node-0", agent.AttemptBegan(1, NOW, 99, False), NOW)
+    assert watch.take("node-1", agent.AttemptEnded(1, NOW, None, (), by_us=True), NOW) == []
+    assert kinds(watch.take("node-0", agent.AttemptEnded(1, NOW, 0, (), by_us=False), NOW)) == ["AttemptEnded"]
+
+
+def test_rows_that_an_agent_tells_again_are_not_fresh() -> None:
+    watch = monitor()
+    at = trained(watch, 100)
+    again = agent.StepsSeen(1, at, "client", (row(99, at), row(100, at), row(101, at + 0.1)))
+    assert [each.step for each in watch.fresh_rows(again)] == [101]
+    assert [each.step for each in watch.fresh_rows(agent.StepsSeen(2, at, "client", (row(5, at),)))] == [5]
+
+
+def test_a_restore_that_an_agent_tells_again_changes_nothing() -> None:
+    watch = monitor()
+    fact = agent.CheckpointFact(1, NOW, {"event": "restored", "rank": 0, "step": 50, "at": NOW})
+    assert kinds(watch.take("node-0", fact, NOW)) == ["AttemptRestored"]
+    assert watch.take("node-0", fact, NOW) == []

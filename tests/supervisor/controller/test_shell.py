@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from supervisor.agent import api as agent
+from supervisor.controller.api import ControllerError
 from supervisor.controller.journal import Journal, read_journal, replay
 from supervisor.controller.monitor import Monitor
 from supervisor.controller.shell import Shell
@@ -39,6 +40,15 @@ RESTART = Verdict("NodeFailure", Category.INFRASTRUCTURE, Action.RESTART_SAME)
 BUG = Verdict("TypeError", Category.SCRIPT, Action.FIX_USER, "a string was added", "mend line 3")
 
 
+class SetClock:
+    """The real time, unless a test has set another."""
+
+    now: float | None = None
+
+    def __call__(self) -> float:
+        return time.time() if self.now is None else self.now
+
+
 class Running:
     """A shell on a thread of its own, and the parts that it was given."""
 
@@ -49,6 +59,7 @@ class Running:
         self.steps = folder / "steps.csv"
         self._journal = Journal(self.path)
         self._steps_file = StepsFile(self.steps)
+        self.clock = SetClock()
         self.shell = Shell(
             state=state,
             policy=Policy(),
@@ -60,14 +71,19 @@ class Running:
             steps=self._steps_file,
             folder=str(folder),
             controller="test",
+            clock=self.clock,
         )
         self.outcome: Outcome | None = None
+        self.error: ControllerError | None = None
         self._sequence = 0
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
         first = events.ControllerReturned(NOW) if self.shell._state else events.RunSubmitted(NOW, "demo", 1)
-        self.outcome = self.shell.run([first])
+        try:
+            self.outcome = self.shell.run([first])
+        except ControllerError as error:
+            self.error = error
 
     def start(self) -> Running:
         self._thread.start()
@@ -79,10 +95,16 @@ class Running:
         batch = agent.ReportBatch(1, NODE, "agent-1", self._sequence, 1, True, ())
         self.shell.take_reports(NODE, batch, reports)
 
-    def end(self) -> Outcome:
+    def join(self) -> None:
         self._thread.join(30)
         self._steps_file.close()
         self._journal.close()
+
+    def journalled(self) -> list[str]:
+        return [type(record.event).__name__ for record in read_journal(self.path)]
+
+    def end(self) -> Outcome:
+        self.join()
         assert self.outcome is not None, "the shell did not end"
         return self.outcome
 
@@ -248,3 +270,34 @@ def test_work_that_fails_beside_the_decisions_leaves_the_supervisor_able_to_act(
     run.report(ended(0))
     assert run.end().exit_code == 0
     assert run.carried_out() == ["Launch", "Release"]
+
+
+def test_two_signals_end_a_controller_that_waits_for_a_full_disk_and_leave_the_training(
+    tmp_path: Path, full_disk: Path
+) -> None:
+    run = Running(full_disk).start()
+    run.report(agent.AttemptBegan(1, NOW, 9, False))
+    with pytest.raises(OSError, match="No space left"):
+        (full_disk / "ballast").write_bytes(b"x" * 2**21)
+    for _ in range(40):  # the journal's last page has room for some lines
+        run.shell.put(events.OrderGiven(NOW, OrderKind.FREEZE, "kim", "x" * 500))
+    run.until(lambda: any("nothing is decided until" in line for line in run.display.lines))
+    run.shell.put(events.StopSignalled(NOW, "SIGINT"))
+    run.shell.put(events.StopSignalled(NOW, "SIGINT"))
+    run.join()
+    assert isinstance(run.error, ControllerError)
+    assert "takes over what runs" in str(run.error)
+    assert "Stop" not in run.carried_out()
+
+
+def test_a_controller_that_slept_gives_every_phase_its_time_again(tmp_path: Path) -> None:
+    run = Running(tmp_path)
+    run.clock.now = NOW
+    run.start()
+    run.report(agent.AttemptBegan(1, NOW, 9, False), step(1))
+    run.clock.now = NOW + 3600.0
+    run.until(lambda: "ControllerReturned" in run.journalled())
+    assert run.shell.state.phase is Phase.TRAINING
+    assert run.shell.state.deadline > NOW + 3600.0
+    run.report(ended(0))
+    run.end()
