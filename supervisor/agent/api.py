@@ -81,6 +81,8 @@ class LaunchRefused:
     attempt: int
     at: float
     message: str
+    permanent: bool = True
+    """Another try of the same cannot work; false while the node lacks room, memory or processes."""
 
 
 @dataclass(frozen=True, slots=True)

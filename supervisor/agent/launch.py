@@ -9,6 +9,7 @@ killing the agent takes nothing from the attempt.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -22,6 +23,7 @@ from supervisor.agent import processes
 from supervisor.agent.api import LaunchSpec, RankExit
 from supervisor.agent.processes import ProcessId
 
+_PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 _KEEP_EXIT_CODE = (
     # The traps are commands, not '': an ignored signal would stay ignored in the launcher.
     'trap : TERM INT HUP QUIT; "$@"; code=$?; printf %s "$code" >"$0.part" && mv -f "$0.part" "$0"; exit "$code"'
@@ -35,6 +37,14 @@ TORCHRUN_LOGS = "torchrun"
 
 class LaunchError(Exception):
     """The command cannot be started; the message says why and what to do."""
+
+
+def will_pass(error: BaseException) -> bool:
+    """Whether the operating system refused for want of room, memory or processes, which may be there later."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    return isinstance(cause, OSError) and cause.errno in _PASSING
 
 
 def environment(

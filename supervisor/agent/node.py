@@ -35,7 +35,7 @@ from supervisor.agent.folders import AgentFolders
 from supervisor.agent.link import Link
 from supervisor.agent.outbox import Outbox
 from supervisor.agent.record import AttemptRecord
-from supervisor.agent.starting import Starter, found_again
+from supervisor.agent.starting import NotNowError, Starter, found_again
 
 _log = logging.getLogger(__name__)
 
@@ -164,7 +164,12 @@ class NodeAgent:
         if self._leftovers is not None:
             self._leftovers.kill()
             self._leftovers = None
-        written = self._starter.start(order)
+        try:
+            written = self._starter.start(order)
+        except NotNowError as error:
+            _log.error("attempt %d cannot start now: %s", order.attempt, error)
+            self._tell_at_once(LaunchRefused(order.attempt, time.time(), str(error), permanent=False))
+            return
         self._outbox.stand(written.attempt, is_alive=False)
         if written.refused:
             self._record = written

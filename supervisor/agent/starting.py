@@ -30,6 +30,10 @@ from supervisor.training.control import ControlPage
 _log = logging.getLogger(__name__)
 
 
+class NotNowError(Exception):
+    """The node lacks room, memory or processes for the attempt; nothing runs, and the same order may work later."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     """Everything about an attempt that is known before it runs."""
@@ -56,13 +60,13 @@ class Starter:
         self._why_cold = ""
 
     def start(self, order: StartAttempt) -> AttemptRecord:
-        """The record of the attempt that runs now, or was refused."""
+        """The record of the attempt that runs now, or was refused. Raises NotNowError."""
         if self._attach_to is not None:
             return self._attach(order, self._attach_to)
         try:
             prepared = self._prepare(order)
         except (FolderError, LaunchError, OSError) as error:
-            return self._refused(order, str(error))
+            return self._failed(order, error)
         started = self._start_warm(prepared)
         if started is None:
             started = self._start_cold(prepared)
@@ -181,7 +185,7 @@ class Starter:
             record.write(self._folders.record, written)
             child = launch.start(prepared.order.spec, prepared.environment, Path(written.exit_file))
         except (LaunchError, OSError) as error:
-            return self._refused(prepared.order, str(error))
+            return self._failed(prepared.order, error)
         self._children.append(child)
         wrapper = processes.identity_of(child.pid)
         launcher = launch.launcher_of(wrapper) if wrapper is not None else None
@@ -212,6 +216,11 @@ class Starter:
         )
         record.write_if_possible(self._folders.record, written)
         return written
+
+    def _failed(self, order: StartAttempt, error: Exception) -> AttemptRecord:
+        if launch.will_pass(error):
+            raise NotNowError(str(error)) from error
+        return self._refused(order, str(error))
 
     def _refused(self, order: StartAttempt, why: str) -> AttemptRecord:
         written = AttemptRecord(order.attempt, order.spec, "", "", time.time(), refused=why)

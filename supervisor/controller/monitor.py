@@ -73,6 +73,7 @@ class AttemptSeen:
     told_hang: int | None = -1
     imported: bool = False
     restored: bool = False
+    refusal: str = ""
     polled_at: dict[str, float] = field(default_factory=dict)
     """When each node last told how its ranks are."""
     silent: bool = False
@@ -140,7 +141,7 @@ class Monitor:
             case agent.AttemptBegan():
                 yield from self._on_began(node, report, at)
             case agent.LaunchRefused():
-                yield events.LaunchFailed(at, report.attempt, f"{node}: {report.message}", permanent=True)
+                yield from self._on_refused(node, report, at)
             case agent.StepsSeen():
                 yield from self._on_steps(node, report, at)
             case agent.RanksPolled():
@@ -165,6 +166,14 @@ class Monitor:
                 yield Told(Severity.NOTE, text)
         if len(seen.begun) == self._nodes:
             yield events.AttemptStarted(report.at, report.attempt, tuple(sorted(seen.begun)))
+
+    def _on_refused(self, node: str, report: agent.LaunchRefused, at: float) -> Iterator[Noticed]:
+        """Told once; the controller repeats its order until the start-up deadline."""
+        if report.permanent:
+            yield events.LaunchFailed(at, report.attempt, f"{node}: {report.message}", permanent=True)
+        elif self._seen.refusal != report.message:
+            self._seen.refusal = report.message
+            yield Told(Severity.WARNING, f"attempt {report.attempt} cannot start yet: {node}: {report.message}")
 
     def _on_steps(self, node: str, report: agent.StepsSeen, at: float) -> Iterator[Noticed]:
         seen = self._seen

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from supervisor.agent import record
-from supervisor.agent.api import AttemptEnded, LaunchSpec, StartAttempt, StopAttempt, decode_report
+from supervisor.agent.api import AttemptEnded, LaunchRefused, LaunchSpec, StartAttempt, StopAttempt, decode_report
 from supervisor.agent.folders import AgentFolders
 from supervisor.agent.node import NodeAgent
 
@@ -28,6 +30,7 @@ def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentFolders:
 def agent(where: AgentFolders) -> Iterator[NodeAgent]:
     made = NodeAgent(where, {})
     yield made
+    made._starter.collect_ended()
     made._watch.close()
 
 
@@ -52,3 +55,24 @@ def test_an_order_to_start_that_comes_after_the_stop_starts_nothing(agent: NodeA
     assert agent._attempt is None
     assert not (tmp_path / "attempt").exists()
     assert all(isinstance(each, AttemptEnded) for each in told(agent))
+
+
+def test_an_attempt_that_finds_no_room_is_refused_for_now_and_starts_when_there_is(
+    agent: NodeAgent, where: AgentFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = StartAttempt(1, LaunchSpec(("/bin/true",), str(tmp_path), (), str(tmp_path / "attempt")))
+    with monkeypatch.context() as full:
+        full.setattr(Path, "mkdir", no_room)
+        agent._obey(order)
+    (refused,) = told(agent)
+    assert isinstance(refused, LaunchRefused)
+    assert not refused.permanent
+    assert record.read(where.record) is None
+    agent._obey(order)
+    assert agent._attempt is not None
+    while not agent._attempt.is_over:
+        agent._attempt.tick(time.monotonic())
+
+
+def no_room(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
