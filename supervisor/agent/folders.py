@@ -87,7 +87,9 @@ def make_rank_folder(root: Path, folders: AgentFolders, attempt: int) -> Path:
 
 
 def remove_rank_folder(folder: Path) -> None:
-    """Give the memory back, and the parents too once they are empty."""
+    """Give the memory back, and the parents too once they are empty; an attempt that never began has no such folder."""
+    if not folder.is_absolute():
+        return
     shutil.rmtree(folder, ignore_errors=True)
     for parent in (folder.parent, folder.parent.parent, folder.parent.parent.parent):
         try:
