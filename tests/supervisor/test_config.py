@@ -76,7 +76,7 @@ def test_sections_of_the_file_become_settings(tmp_path: Path) -> None:
     assert policy.budget(Category.OTHER) == Policy().budget(Category.OTHER)
     assert dict(policy.services_off)["tracker"] == (("TRACKER", "off"),)
     assert dict(policy.services_off)["wandb"] == (("WANDB_MODE", "offline"),)
-    assert settings.detection.hang.pause_s_by_name == {"evaluation": 3600.0, "upload": 5.0}
+    assert settings.detection.hang.pause_s_by_name == {"evaluation": 3600.0, "leaving": 600.0, "upload": 5.0}
     assert settings.checkpoint.resume_argument == ("--resume", "{checkpoint}")
     assert settings.launch.log_limit_bytes == 2**20
     assert settings.environment == (("NCCL_DEBUG", "INFO"),)
