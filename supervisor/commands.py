@@ -170,8 +170,9 @@ def do_order(arguments: argparse.Namespace) -> int:
 def _give(arguments: argparse.Namespace, order: OrderGiven) -> int:
     from supervisor import inspection
 
-    _print_lines(inspection.give_order(runs.find(arguments.run), order))
-    return OK
+    said = inspection.give_order(runs.find(arguments.run), order)
+    _print_lines(said)
+    return WRONG_USAGE if any(line.startswith("refused: ") for line in said) else OK
 
 
 def do_nodes(arguments: argparse.Namespace) -> int:

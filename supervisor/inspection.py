@@ -73,6 +73,10 @@ def view(folder: Path) -> RunView:
 def give_order(folder: Path, order: events.OrderGiven) -> list[str]:
     """Hand a person's order to the run's controller; what it answers, a line each. Raises ControllerError."""
     if holder(RunFolder(folder)) == "none":
+        state, _ = replayed(RunFolder(folder))
+        if state is not None and state.is_final:
+            outcome = "" if state.outcome is None else f": {state.outcome.text}"
+            raise ControllerError(f"run {folder.name} is over, so there is nothing to {order.order.value}{outcome}")
         raise ControllerError(
             f"nobody supervises {folder.name} now, so nobody can {order.order.value} it; "
             "start `supervisor run` with the same name and command, which takes over what is running"

@@ -185,7 +185,8 @@ class Monitor:
             if seen.last is not None:
                 if row.step <= seen.last.step:
                     continue
-                seen.durations.append((row.at - seen.last.at) / (row.step - seen.last.step))
+                if seen.source == "client":
+                    seen.durations.append((row.at - seen.last.at) / (row.step - seen.last.step))
             seen.last = row
             self._throughput.add(row, len(seen.ranks))
             yield from self._judge_loss(row, at)

@@ -96,7 +96,12 @@ class ControllerPort:
         certificate, key = ensure_certificate(self._folder.path)
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         tls.minimum_version = ssl.TLSVersion.TLSv1_2
-        tls.load_cert_chain(certificate, key)
+        try:
+            tls.load_cert_chain(certificate, key)
+        except ssl.SSLError:
+            # Damaged: agents learn a new one from controller.json, as they learn a new address.
+            certificate.unlink()
+            tls.load_cert_chain(*ensure_certificate(self._folder.path))
         server = _Server((self._host, 0), tls, self._routes())
         server.token = self._token
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 5.0}, daemon=True, name="port").start()

@@ -62,22 +62,24 @@ class StepsFile:
 
 
 def read_steps(path: Path) -> Iterator[StepLine]:
-    """Rows of the older and the newer file, oldest first."""
+    """Rows of the older and the newer file, oldest first; what is no row is left out."""
     for each in (path.with_suffix(".old.csv"), path):
-        if not each.exists():
+        if not each.is_file():
             continue
-        with each.open(encoding="ascii") as file:
+        with each.open(encoding="ascii", errors="replace") as file:
             for line in file:
-                cells = line.rstrip("\n").split(",")
-                if len(cells) == 7 and cells[0].isdigit() and line.endswith("\n"):
-                    yield _step_line(cells)
+                row = _step_line(line.rstrip("\n").split(",")) if line.endswith("\n") else None
+                if row is not None:
+                    yield row
 
 
-def _step_line(cells: list[str]) -> StepLine:
+def _step_line(cells: list[str]) -> StepLine | None:
     def number(cell: str) -> float | None:
         return float(cell) if cell else None
 
-    position = int(cells[2]) if cells[2] else None
-    return StepLine(
-        int(cells[0]), int(cells[1]), position, float(cells[3]), number(cells[4]), number(cells[5]), int(cells[6])
-    )
+    try:
+        attempt, step, position, at, loss, norm, tokens = cells
+        place = int(position) if position else None
+        return StepLine(int(attempt), int(step), place, float(at), number(loss), number(norm), int(tokens))
+    except ValueError:
+        return None

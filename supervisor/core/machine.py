@@ -232,7 +232,8 @@ def _on_stopped(state: RunState, event: e.AttemptEnded, policy: Policy) -> Step:
     saved = newest(state.checkpoints)
     kept = "no checkpoint is committed" if saved is None else f"the newest committed checkpoint is of step {saved.step}"
     if after.what == "leave":
-        text = f"stopped by {after.told_by}{_at_step(state)}; {kept}; `supervisor run` goes on from there"
+        again = "starts from the beginning" if saved is None else "goes on from there"
+        text = f"stopped by {after.told_by}{_at_step(state)}; {kept}; `supervisor run` {again}"
         return abandoned(state, "ExternalStop", text, after.exit_code)
     if after.what == "pause":
         text = f"paused by {after.told_by}{_at_step(state)}; {kept}; `supervisor resume` goes on"

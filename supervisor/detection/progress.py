@@ -58,7 +58,9 @@ class HangPolicy:
     """Deadline for the output of a job that reports nothing."""
     pause_s: float = 1800.0
     """Deadline of a known pause of which no duration is known yet."""
-    pause_s_by_name: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({"evaluation": 3600.0, "leaving": 600.0}))
+    pause_s_by_name: Mapping[str, float] = field(
+        default_factory=lambda: MappingProxyType({"evaluation": 3600.0, "leaving": 600.0})
+    )
 
     def __post_init__(self) -> None:
         if not 0.0 < self.floor_s <= self.cap_s:

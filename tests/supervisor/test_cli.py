@@ -181,11 +181,9 @@ def test_without_matplotlib_the_line_of_text_is_shown_and_the_extra_named(
     assert "pip install 'pretraining-supervisor[plot]'" in shown.err
 
 
-def test_an_order_to_a_run_that_nobody_supervises_says_what_to_do(
-    ended: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_order_to_a_run_that_is_over_says_so(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["pause", "gpt"]) == 2
-    assert capsys.readouterr().err.startswith("supervisor: error: nobody supervises gpt now")
+    assert capsys.readouterr().err.startswith("supervisor: error: run gpt is over, so there is nothing to pause")
 
 
 def test_an_unknown_run_is_an_error_that_lists_the_known_ones(ended: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -147,6 +147,17 @@ def test_an_unknown_path_is_refused(session: Session, path: str) -> None:
         session.request("GET", path)
 
 
+def test_a_damaged_certificate_is_made_anew(folder: RunFolder, listener: Listener) -> None:
+    certificate = folder.path / "controller.crt"
+    certificate.write_bytes(b"rubbish")
+    port = ControllerPort(folder, OrderQueues(), listener)
+    port.start()
+    session = Session(folder.path, 10.0)
+    assert session.request("GET", "/v1/view") == {"step": 7}
+    session.close()
+    port.close()
+
+
 def test_only_the_user_can_read_address_and_key(orders: OrderQueues, folder: RunFolder) -> None:
     for path in (folder.controller, folder.path / "controller.key"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
