@@ -27,6 +27,8 @@ from supervisor.core.api import CodecError, decode, encode
 
 LARGEST_BODY_BYTES = 8 * 2**20
 LONGEST_WAIT_S = 60.0
+POLL_S = 0.25
+"""Longest time that closing the port takes; an idle look costs microseconds."""
 
 
 class PortClient(Protocol):
@@ -104,7 +106,9 @@ class ControllerPort:
             tls.load_cert_chain(*ensure_certificate(self._folder.path))
         server = _Server((self._host, 0), tls, self._routes())
         server.token = self._token
-        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 5.0}, daemon=True, name="port").start()
+        threading.Thread(
+            target=server.serve_forever, kwargs={"poll_interval": POLL_S}, daemon=True, name="port"
+        ).start()
         self._server = server
         self._announce(certificate, server.server_port)
 
@@ -120,8 +124,10 @@ class ControllerPort:
         )
 
     def close(self) -> None:
+        """Returns when nobody listens any more: a descriptor closed under a listening thread may be another's next."""
         if self._server is not None:
-            self._server.socket.close()
+            self._server.shutdown()
+            self._server.server_close()
             self._server = None
         self._folder.controller.unlink(missing_ok=True)
 
