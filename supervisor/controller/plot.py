@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _ATTEMPT_COLOURS = ("#1f6fb4", "#e08a1e", "#2e9d62", "#8a63b8", "#8c5a45", "#c95fa6", "#6f7a86", "#a9a427")
 _FAILURE, _ROLLBACK, _SKIP, _CHECKPOINT, _QUIET = "#c62f2f", "#3b3b3b", "#7a3fa0", "#4f7f3f", "#777777"
+_LATE = 0.85
+"""Of the axis: labels of what lies beyond it stand on its left."""
 _MOST_LABELS = 14
 _ROWS = 3
 _MOST_LEGEND = 8
@@ -140,14 +142,17 @@ def _label_skips(axes: Axes, placed: Sequence[tuple[float, Mark]]) -> None:
 def _label_at_edge(
     axes: Axes, placed: Sequence[tuple[float, str]], colour: str, *, is_top: bool, below: int = 0
 ) -> None:
-    """Texts beside their places, in rows in turn so that neighbours do not cover each other."""
+    """Texts beside their places, in rows in turn so that neighbours do not cover each other, and within the axes."""
+    low, high = axes.get_xlim()
     for number, (x, text) in enumerate(placed[:_MOST_LABELS]):
         row = below + number % _ROWS
+        is_late = x > low + _LATE * (high - low)
         axes.annotate(
             text,
             (x, 1.0 if is_top else 0.0),
             xycoords=("data", "axes fraction"),
-            xytext=(3, (-4 - 12 * row) if is_top else (4 + 12 * row)),
+            xytext=(-3 if is_late else 3, (-4 - 12 * row) if is_top else (4 + 12 * row)),
+            ha="right" if is_late else "left",
             textcoords="offset points",
             color=colour,
             fontsize=8,
