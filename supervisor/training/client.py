@@ -117,7 +117,6 @@ class Run:
         self._data = DataPosition(assignment.skipped)
         self._step = 0
         self._trained = _UNKNOWN_POSITION
-        self._server: evidence.StackServer | None = None
         self._is_server_tried = False
         self._has_failed = False
         self._outside = (0, 0)
@@ -279,9 +278,6 @@ class Run:
                 self._ring.note(Kind.FINISHED, self._step)
             ring, self._ring, self._log = self._ring, None, None
             ring.close()
-        if self._server is not None:
-            self._server.shutdown()
-            self._server = None
 
     def _note(self, kind: Kind, phase: int) -> None:
         if self._ring is not None and self._log is not None:
@@ -300,11 +296,8 @@ class Run:
         if evidence.is_torch_loaded():
             self._is_server_tried = True
             socket = self._assignment.folder / f"rank-{self._assignment.rank}.sock"
-            self._server = evidence.start_stack_server(socket)
+            evidence.start_stack_server(socket)
 
     def _forget(self) -> None:
         """Leave the ring to the parent: a forked child is not the rank."""
         self._ring = self._log = None
-        if self._server is not None:
-            evidence.keep_for_ever(self._server)
-            self._server = None

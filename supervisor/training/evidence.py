@@ -17,19 +17,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, cast
 
 _log = logging.getLogger(__name__)
 
 _SOCKET_PATH_BYTES = 107  # sun_path of unix(7), less the final zero
-
-
-class StackServer(Protocol):
-    """A running worker server."""
-
-    def shutdown(self) -> None:
-        """Stop answering."""
-
 
 _MODULE = "torch._C._distributed_c10d"
 
@@ -39,26 +30,25 @@ def is_torch_loaded() -> bool:
     return _MODULE in sys.modules
 
 
-def start_stack_server(socket: Path) -> StackServer | None:
-    """Start the worker server of the torch that is loaded on a unix socket; None, with one log line, if it cannot."""
+def start_stack_server(socket: Path) -> bool:
+    """Start the worker server of the torch that is loaded on a unix socket; false, with one log line, if it cannot.
+
+    It answers until the process ends and is never shut down: `shutdown` holds the interpreter's lock while it waits for
+    its threads, for ever when it comes before they listen. Nor is it ever destroyed, since the destructor joins them
+    too, and in a forked child they do not exist.
+    """
     if len(str(socket).encode()) > _SOCKET_PATH_BYTES:
         _log.warning("no stacks or flight records on a hang: socket path %s exceeds 107 bytes", socket)
-        return None
+        return False
     try:
         # The server refuses a path that exists; a restart in place finds the socket of the rank before it.
         socket.unlink(missing_ok=True)
-        return cast("StackServer", sys.modules[_MODULE]._WorkerServer(str(socket)))  # noqa: SLF001  # torch has no public name for it
+        server = sys.modules[_MODULE]._WorkerServer(str(socket))  # noqa: SLF001  (torch has no public name for it)
     except (AttributeError, OSError, RuntimeError, TypeError) as error:
         _log.warning("no stacks or flight records on a hang: worker server did not start on %s: %s", socket, error)
-        return None
-
-
-def keep_for_ever(server: StackServer) -> None:
-    """Never destroy the server in this process.
-
-    In a forked child its threads do not exist, so the destructor, which joins them, would hang at the child's exit.
-    """
+        return False
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))
+    return True
 
 
 def enable_fault_stacks() -> None:
