@@ -35,7 +35,6 @@ from supervisor.detection.api import HangPolicy
 from tests.fakes import FakeDisplay, FakeEffects
 
 NODE = "node-0"
-NOW = time.time()
 RESTART = Verdict("NodeFailure", Category.INFRASTRUCTURE, Action.RESTART_SAME)
 BUG = Verdict("TypeError", Category.SCRIPT, Action.FIX_USER, "a string was added", "mend line 3")
 
@@ -79,7 +78,9 @@ class Running:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        first = events.ControllerReturned(NOW) if self.shell._state else events.RunSubmitted(NOW, "demo", 1)
+        first = (
+            events.ControllerReturned(time.time()) if self.shell._state else events.RunSubmitted(time.time(), "demo", 1)
+        )
         try:
             self.outcome = self.shell.run([first])
         except ControllerError as error:
@@ -125,17 +126,17 @@ class Running:
 
 def step(number: int, attempt: int = 1) -> agent.StepsSeen:
     return agent.StepsSeen(
-        attempt, NOW, "client", (agent.StepRow(number, number - 1, NOW + number / 10, 2.5, 1.0, 10),)
+        attempt, time.time(), "client", (agent.StepRow(number, number - 1, time.time() + number / 10, 2.5, 1.0, 10),)
     )
 
 
 def ended(exit_code: int, attempt: int = 1) -> agent.AttemptEnded:
-    return agent.AttemptEnded(attempt, NOW, exit_code, (), by_us=False)
+    return agent.AttemptEnded(attempt, time.time(), exit_code, (), by_us=False)
 
 
 def test_a_run_that_goes_well_is_launched_watched_and_released(tmp_path: Path) -> None:
     run = Running(tmp_path).start()
-    run.report(agent.AttemptBegan(1, NOW, 9, False))
+    run.report(agent.AttemptBegan(1, time.time(), 9, False))
     run.report(step(1), step(2))
     run.report(ended(0))
     assert run.end().exit_code == 0
@@ -144,8 +145,8 @@ def test_a_run_that_goes_well_is_launched_watched_and_released(tmp_path: Path) -
 
 
 def test_a_failure_is_diagnosed_and_relaunched(tmp_path: Path) -> None:
-    run = Running(tmp_path, Diagnose=[events.Diagnosed(NOW, 1, RESTART)]).start()
-    run.report(agent.AttemptBegan(1, NOW, 9, False), step(1), step(2))
+    run = Running(tmp_path, Diagnose=[events.Diagnosed(time.time(), 1, RESTART)]).start()
+    run.report(agent.AttemptBegan(1, time.time(), 9, False), step(1), step(2))
     run.report(ended(1))
     run.until(lambda: run.carried_out().count("Launch") == 2)
     run.report(step(3, attempt=2), ended(0, attempt=2))
@@ -154,8 +155,8 @@ def test_a_failure_is_diagnosed_and_relaunched(tmp_path: Path) -> None:
 
 
 def test_a_script_error_ends_the_run_with_what_to_do(tmp_path: Path) -> None:
-    run = Running(tmp_path, Diagnose=[events.Diagnosed(NOW, 1, BUG)]).start()
-    run.report(agent.AttemptBegan(1, NOW, 9, False), ended(1))
+    run = Running(tmp_path, Diagnose=[events.Diagnosed(time.time(), 1, BUG)]).start()
+    run.report(agent.AttemptBegan(1, time.time(), 9, False), ended(1))
     outcome = run.end()
     assert outcome.exit_code == 3
     assert "mend line 3" in outcome.text
@@ -164,7 +165,7 @@ def test_a_script_error_ends_the_run_with_what_to_do(tmp_path: Path) -> None:
 
 def test_what_a_report_means_is_on_disk_when_it_is_acknowledged(tmp_path: Path) -> None:
     run = Running(tmp_path).start()
-    run.report(agent.AttemptBegan(1, NOW, 9, False))
+    run.report(agent.AttemptBegan(1, time.time(), 9, False))
     run.report(step(1))
     kinds = [type(record.event).__name__ for record in read_journal(run.path)]
     assert kinds == ["RunSubmitted", "AttemptStarted", "ProgressSampled"]
@@ -187,28 +188,28 @@ def test_an_effect_that_fails_is_told_once_and_tried_again(tmp_path: Path, monke
     away: list[events.Event | Exception | None] = [OSError("the scheduler is away"), OSError("the scheduler is away")]
     run = Running(tmp_path, Launch=away).start()
     run.until(lambda: run.carried_out().count("Launch") >= 3)
-    run.report(agent.AttemptBegan(1, NOW, 9, False), ended(0))
+    run.report(agent.AttemptBegan(1, time.time(), 9, False), ended(0))
     run.end()
     assert len([line for line in run.display.lines if "the scheduler is away" in line]) == 1
 
 
 def test_a_returning_controller_asks_again_for_what_is_outstanding_and_launches_nothing_else(tmp_path: Path) -> None:
     first = Running(tmp_path, Diagnose=[None]).start()
-    first.report(agent.AttemptBegan(1, NOW, 9, False), step(1), ended(1))
+    first.report(agent.AttemptBegan(1, time.time(), 9, False), step(1), ended(1))
     first.until(lambda: "Diagnose" in first.carried_out())
     state, _ = replay(read_journal(first.path))
     assert state is not None
     assert state.phase is Phase.DIAGNOSING
-    second = Running(tmp_path, state, Diagnose=[events.Diagnosed(NOW, 1, BUG)]).start()
+    second = Running(tmp_path, state, Diagnose=[events.Diagnosed(time.time(), 1, BUG)]).start()
     assert second.end().exit_code == 3
     assert second.carried_out()[0] == "Diagnose"
-    first.shell.put(events.Diagnosed(NOW, 1, BUG))
+    first.shell.put(events.Diagnosed(time.time(), 1, BUG))
     first.end()
 
 
 def test_a_full_disk_stops_decisions_but_not_the_wait_for_space(tmp_path: Path, full_disk: Path) -> None:
     run = Running(full_disk).start()
-    run.report(agent.AttemptBegan(1, NOW, 9, False))
+    run.report(agent.AttemptBegan(1, time.time(), 9, False))
     ballast = full_disk / "ballast"
     with pytest.raises(OSError, match="No space left"):
         ballast.write_bytes(b"x" * 2**21)
@@ -226,7 +227,7 @@ def test_a_full_disk_stops_decisions_but_not_the_wait_for_space(tmp_path: Path, 
 
 def test_a_person_is_answered_and_counted(tmp_path: Path) -> None:
     run = Running(tmp_path).start()
-    run.report(agent.AttemptBegan(1, NOW, 9, False), step(1))
+    run.report(agent.AttemptBegan(1, time.time(), 9, False), step(1))
     order = events.OrderGiven(0.0, OrderKind.FREEZE, "kim", "maintenance")
     answer: dict[str, Any] = run.shell.take_order(codec.encode(order))
     assert any("kim ordered freeze: maintenance" in line for line in answer["answer"])
@@ -238,22 +239,22 @@ def test_a_person_is_answered_and_counted(tmp_path: Path) -> None:
 
 def test_two_polite_signals_stop_at_once(tmp_path: Path) -> None:
     run = Running(tmp_path).start()
-    run.report(agent.AttemptBegan(1, NOW, 9, False), step(1))
-    run.shell.put(events.StopSignalled(NOW, "SIGINT"))
+    run.report(agent.AttemptBegan(1, time.time(), 9, False), step(1))
+    run.shell.put(events.StopSignalled(time.time(), "SIGINT"))
     run.until(lambda: "Finish" in run.carried_out())
-    run.shell.put(events.StopSignalled(NOW, "SIGINT"))
+    run.shell.put(events.StopSignalled(time.time(), "SIGINT"))
     run.until(lambda: "Stop" in run.carried_out())
     stop = run.effects.carried_out[-1]
     assert isinstance(stop, decisions.Stop)
     assert stop.grace_s == 0.0
-    run.report(agent.AttemptEnded(1, NOW, None, (), by_us=True))
+    run.report(agent.AttemptEnded(1, time.time(), None, (), by_us=True))
     assert run.end().exit_code == 130
 
 
 def test_agents_are_looked_after_while_an_attempt_may_be_alive(tmp_path: Path) -> None:
     """A failure of that is told and tried again; it does not end the thread that carries everything out."""
     run = Running(tmp_path, look_after_agents=[OSError("no such host")]).start()
-    run.report(agent.AttemptBegan(1, NOW, 9, False))
+    run.report(agent.AttemptBegan(1, time.time(), 9, False))
     run.report(step(1))
     run.until(lambda: run.effects.looks >= 1)
     run.until(lambda: any("looking after the agents failed: no such host" in line for line in run.display.lines))
@@ -264,8 +265,8 @@ def test_agents_are_looked_after_while_an_attempt_may_be_alive(tmp_path: Path) -
 
 def test_work_that_fails_beside_the_decisions_leaves_the_supervisor_able_to_act(tmp_path: Path) -> None:
     run = Running(tmp_path, learn_uri=[OSError("disk away")]).start()
-    run.report(agent.AttemptBegan(1, NOW, 9, False))
-    run.report(agent.CheckpointFact(1, NOW, {"event": "opened", "uri": "/checkpoints"}), step(1))
+    run.report(agent.AttemptBegan(1, time.time(), 9, False))
+    run.report(agent.CheckpointFact(1, time.time(), {"event": "opened", "uri": "/checkpoints"}), step(1))
     run.until(lambda: any("disk away" in line for line in run.display.lines))
     run.report(ended(0))
     assert run.end().exit_code == 0
@@ -276,14 +277,14 @@ def test_two_signals_end_a_controller_that_waits_for_a_full_disk_and_leave_the_t
     tmp_path: Path, full_disk: Path
 ) -> None:
     run = Running(full_disk).start()
-    run.report(agent.AttemptBegan(1, NOW, 9, False))
+    run.report(agent.AttemptBegan(1, time.time(), 9, False))
     with pytest.raises(OSError, match="No space left"):
         (full_disk / "ballast").write_bytes(b"x" * 2**21)
     for _ in range(40):  # the journal's last page has room for some lines
-        run.shell.put(events.OrderGiven(NOW, OrderKind.FREEZE, "kim", "x" * 500))
+        run.shell.put(events.OrderGiven(time.time(), OrderKind.FREEZE, "kim", "x" * 500))
     run.until(lambda: any("nothing is decided until" in line for line in run.display.lines))
-    run.shell.put(events.StopSignalled(NOW, "SIGINT"))
-    run.shell.put(events.StopSignalled(NOW, "SIGINT"))
+    run.shell.put(events.StopSignalled(time.time(), "SIGINT"))
+    run.shell.put(events.StopSignalled(time.time(), "SIGINT"))
     run.join()
     assert isinstance(run.error, ControllerError)
     assert "takes over what runs" in str(run.error)
@@ -291,13 +292,13 @@ def test_two_signals_end_a_controller_that_waits_for_a_full_disk_and_leave_the_t
 
 
 def test_a_controller_that_slept_gives_every_phase_its_time_again(tmp_path: Path) -> None:
-    run = Running(tmp_path)
-    run.clock.now = NOW
+    run, began = Running(tmp_path), time.time()
+    run.clock.now = began
     run.start()
-    run.report(agent.AttemptBegan(1, NOW, 9, False), step(1))
-    run.clock.now = NOW + 3600.0
+    run.report(agent.AttemptBegan(1, began, 9, False), step(1))
+    run.clock.now = began + 3600.0
     run.until(lambda: "ControllerReturned" in run.journalled())
     assert run.shell.state.phase is Phase.TRAINING
-    assert run.shell.state.deadline > NOW + 3600.0
+    assert run.shell.state.deadline > began + 3600.0
     run.report(ended(0))
     run.end()
