@@ -5,6 +5,8 @@ python=${1:-python3}
 missing=
 "$python" -c 'import ensurepip, venv' 2>/dev/null || missing="$missing python3-venv"
 command -v git >/dev/null || missing="$missing git"
+# A small file system is mounted to be filled up.
+command -v mount >/dev/null || missing="$missing mount"
 [ -z "$missing" ] && exit 0
 if [ -e /etc/debian_version ] && [ "$(id -u)" = 0 ]; then
     apt-get update -q >/dev/null
