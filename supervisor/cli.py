@@ -40,6 +40,20 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # n
 def main(argv: Sequence[str] | None = None) -> int:
     """Do what the arguments ask for; the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _do(_parsed(words))
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _READER_GONE
+    except KeyboardInterrupt:
+        return _STOPPED
+    except _expected_errors() as error:
+        sys.stderr.write(f"supervisor: error: {error}\n")
+        return WRONG_USAGE
+
+
+def _parsed(words: list[str]) -> argparse.Namespace:
+    """Exits by itself for help and for wrong usage."""
     before, command = _split(words)
     parser = build_parser()
     arguments, unknown = parser.parse_known_args(before)
@@ -49,16 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments.command = command
     if command is not None and not arguments.takes_command:
         parser.error(f"{arguments.subcommand} takes no command after --")
-    try:
-        return _do(arguments)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _READER_GONE
-    except KeyboardInterrupt:
-        return _STOPPED
-    except _expected_errors() as error:
-        sys.stderr.write(f"supervisor: error: {error}\n")
-        return WRONG_USAGE
+    return arguments
 
 
 def _do(arguments: argparse.Namespace) -> int:
