@@ -42,6 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         return _do(_parsed(words))
+    except SystemExit:
+        # Help and wrong usage; nothing has to be imported to tell what it is not.
+        raise
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _READER_GONE
