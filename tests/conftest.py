@@ -10,6 +10,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from hypothesis import settings
+
+# A busy machine is no fault of the code; speed is judged in benchmarks/.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 
 def leave_out(why: str) -> NoReturn:
