@@ -37,8 +37,10 @@ def main() -> None:
     progress.say(f"weights {weights}")
     if options.digest and place.rank == 0:
         options.digest.write_text(weights + "\n")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    # Only when main has let the model go: as the last to hold the process group, DistributedDataParallel's reducer
+    # waits for gloo's threads with the interpreter's lock in hand, which one of them may want (seen in torch 2.13).
+    dist.destroy_process_group()

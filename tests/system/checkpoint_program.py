@@ -90,9 +90,11 @@ def main() -> None:
     Path(f"{folder}.rank-{rank}.json").write_text(json.dumps(report))
     if "crash" in sys.argv:
         os._exit(1)
-    if mode != "bare":
-        dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     main()
+    # Only when main has let the model go: as the last to hold the process group, DistributedDataParallel's reducer
+    # waits for gloo's threads with the interpreter's lock in hand, which one of them may want (seen in torch 2.13).
+    if dist.is_initialized():
+        dist.destroy_process_group()

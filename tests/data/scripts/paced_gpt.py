@@ -9,6 +9,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[3] / "examples"))
 
 import gpt
+import torch.distributed as dist
 import train_gpt
 from torch import Tensor
 
@@ -24,3 +25,4 @@ class PacedBatches(gpt.Batches):
 if __name__ == "__main__":
     gpt.Batches = PacedBatches  # type: ignore[misc]
     train_gpt.main()
+    dist.destroy_process_group()
