@@ -20,7 +20,7 @@ from supervisor.agent import evidence, processes
 from supervisor.agent.evidence import Kept
 from supervisor.agent.record import KnownRank
 
-SLEEPER = "import time\ndef wait_for_peer():\n time.sleep(600)\nwait_for_peer()"
+SLEEPER = "import os\ndef wait_for_peer():\n os.read(os.pipe()[0], 1)\nwait_for_peer()"
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def rank() -> Iterator[KnownRank]:
     process = processes.identity_of(child.pid)
     assert process is not None
     until = time.monotonic() + 60
-    while "nanosleep" not in processes.wait_channel(child.pid):
+    while "pipe_read" not in processes.wait_channel(child.pid):
         assert time.monotonic() < until
     yield KnownRank(3, 1, process)
     child.kill()
@@ -51,7 +51,7 @@ def test_stacks_and_process_state_are_kept_of_a_rank_that_knows_nothing_of_us(tm
     found = kept(tmp_path, [rank])
     assert [Path(name).name for name in found.files] == ["process-rank-3.txt", "stacks-rank-3.txt"]
     assert "wait_for_peer" in (tmp_path / "evidence" / "stacks-rank-3.txt").read_text()
-    assert "nanosleep" in (tmp_path / "evidence" / "process-rank-3.txt").read_text()
+    assert "pipe_read" in (tmp_path / "evidence" / "process-rank-3.txt").read_text()
     assert found.notes == ()
 
 
