@@ -72,6 +72,8 @@ class RunEffects:
                 self._launch(decision)
             case decisions.Stop():
                 self._stop(decision)
+            case decisions.KeepEvidence():
+                self._keep_evidence(decision)
             case decisions.Finish():
                 self._order(agent.FinishAttempt(decision.attempt, decision.grace_s))
             case decisions.Diagnose():
@@ -159,6 +161,16 @@ class RunEffects:
                 evidence=stop.evidence,
                 incident=stop.incident,
                 evidence_folder=str(self._folder.incident(stop.incident)),
+                evidence_limit_s=self._policy.evidence_s,
+            )
+        )
+
+    def _keep_evidence(self, keep: decisions.KeepEvidence) -> None:
+        self._order(
+            agent.KeepEvidence(
+                attempt=keep.attempt,
+                incident=keep.incident,
+                evidence_folder=str(self._folder.incident(keep.incident)),
                 evidence_limit_s=self._policy.evidence_s,
             )
         )

@@ -93,6 +93,7 @@ _DECISIONS: dict[str, type[decisions.Decision]] = {
     for cls in (
         decisions.Launch,
         decisions.Stop,
+        decisions.KeepEvidence,
         decisions.Finish,
         decisions.Diagnose,
         decisions.Probe,

@@ -208,6 +208,8 @@ def _done(decision: d.Decision) -> str | None:
         case d.Stop():
             first = "keep stacks, then " if decision.evidence else ""
             return f"-> {first}stop attempt {decision.attempt}"
+        case d.KeepEvidence():
+            return f"-> keep the stacks of attempt {decision.attempt}, which is not stopped"
         case d.Finish():
             return f"-> let attempt {decision.attempt} finish its step and save"
         case d.Diagnose():

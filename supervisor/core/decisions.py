@@ -34,6 +34,14 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class KeepEvidence:
+    """Keep stacks and flight-recorder dumps of every rank and let the attempt be. Not answered."""
+
+    attempt: int
+    incident: int
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """Let the ranks finish the step, save and leave. Answered by AttemptEnded."""
 
@@ -80,4 +88,4 @@ class Release:
     """The run is over: the agents may leave. Not answered."""
 
 
-Decision: TypeAlias = Launch | Stop | Finish | Diagnose | Probe | Cordon | Notify | Release
+Decision: TypeAlias = Launch | Stop | KeepEvidence | Finish | Diagnose | Probe | Cordon | Notify | Release

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from supervisor.core import events as e
-from supervisor.core.decisions import Launch, Notify, Stop
+from supervisor.core.decisions import KeepEvidence, Launch, Notify, Stop
 from supervisor.core.policy import Policy
 from supervisor.core.state import Proposal, RunState
 from supervisor.core.transitions import Step, diagnosing, note, stopping, unchanged, urgent, warning
@@ -137,15 +137,19 @@ def answer_open_failure(state: RunState, at: float, policy: Policy, *told: Notif
     if grant is Grant.ACT:
         return stopping(state, at, policy, stop_for(state, policy), *told)
     waits = replace(state, deadline=at + policy.person_s)
+    kept = (KeepEvidence(state.attempt, state.incident),) if is_silent(failure) else ()
     if grant is Grant.ASK:
         text = f"stop attempt {state.attempt} and find the cause"
         asked = urgent(f"advice: {text}; `supervisor approve` does it", state.incident)
-        return replace(waits, proposal=Proposal(text, power=power)), (*told, asked)
-    return waits, (*told, note("only watching: nothing is stopped", state.incident))
+        return replace(waits, proposal=Proposal(text, power=power)), (*told, asked, *kept)
+    return waits, (*told, note("only watching: nothing is stopped", state.incident), *kept)
 
 
 def stop_for(state: RunState, policy: Policy) -> Stop:
+    evidence = state.failure is not None and is_silent(state.failure)
+    return Stop(state.attempt, state.incident, policy.stop_grace_s, evidence)
+
+
+def is_silent(failure: Failure) -> bool:
     """Stacks are worth their seconds where nothing in the logs can tell why: hangs and silence."""
-    failure = state.failure
-    silent = failure is not None and failure.kind in (FailureKind.HANG, FailureKind.LOST)
-    return Stop(state.attempt, state.incident, policy.stop_grace_s, evidence=silent)
+    return failure.kind in (FailureKind.HANG, FailureKind.LOST)

@@ -164,7 +164,9 @@ class TracebackReader:
 
     def _complete(self, found: re.Match[str], line_number: int, *, has_traceback: bool) -> PythonError:
         error = PythonError(
-            kind=found[1],
+            kind=found[1].removeprefix(
+                "__main__."
+            ),  # Python 3.10 says where a script's own class is, later ones do not.
             message=(found[2] or "").strip(),
             line_number=line_number,
             frames=tuple(self._frames),

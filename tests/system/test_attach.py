@@ -56,6 +56,32 @@ def test_an_attached_launch_is_followed_until_its_error_and_left_alone(tmp_path:
     assert "Launch" not in "".join(line for line in journal.read_text().splitlines() if '"attempt":2' in line)
 
 
+def test_the_stacks_of_an_attached_launch_that_hangs_are_kept_while_a_person_is_asked(tmp_path: Path) -> None:
+    script, trigger, log = tmp_path / "train.py", tmp_path / "hang-now", tmp_path / "train.log"
+    script.write_text(SCRIPT.replace("raise TypeError", "time.sleep(600); raise TypeError"))
+    environment = {**os.environ, "SUPERVISOR_HOME": str(tmp_path / "home")}
+    with log.open("wb") as output:
+        launch = subprocess.Popen([sys.executable, script, trigger], stdout=output, stderr=output)
+    config = tmp_path / "supervisor.toml"
+    config.write_text("[detection]\nsilence_s = 3\n")
+    words = [sys.executable, "-m", "supervisor", "attach", "-c", str(config), str(launch.pid)]
+    watching = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    try:
+        folder = tmp_path / "home" / "runs" / f"attach-{launch.pid}"
+        journal = folder / "journal.jsonl"
+        until(lambda: journal.exists() and '"ProgressSampled"' in journal.read_text())
+        trigger.touch()
+        until(lambda: any((folder / "incidents").glob("*/stacks-*")))
+        (stacks,) = (folder / "incidents").glob("*/stacks-*")
+        assert "train.py:7" in stacks.read_text()
+        assert launch.poll() is None
+    finally:
+        watching.send_signal(signal.SIGINT)
+        watching.communicate(timeout=120)
+        launch.kill()
+        launch.wait()
+
+
 def test_who_stops_watching_leaves_the_launch_running(tmp_path: Path) -> None:
     script, log = tmp_path / "train.py", tmp_path / "train.log"
     script.write_text(SCRIPT)

@@ -89,6 +89,9 @@ class Memory:
         asked = [x for x in made if isinstance(x, (d.Launch, d.Stop, d.Finish, d.Diagnose, d.Probe))]
         assert asked in ([], [after.pending])
         assert all(x.attempt == after.attempt for x in asked)
+        kept = [x for x in made if isinstance(x, d.KeepEvidence)]
+        assert kept in ([], [d.KeepEvidence(after.attempt, after.incident)])
+        assert not kept or (after.phase in LIVE_PHASES and not isinstance(after.pending, d.Stop))
         assert [x for x in made if isinstance(x, d.Release)] == ([d.Release()] if after.is_final and made else [])
         pending = () if after.pending is None else (after.pending,)
         assert outstanding(after) == (*pending, *after.uncordoned)

@@ -174,9 +174,15 @@ MUTANTS = (
     ),
     Mutant(
         "failures.py",
-        "evidence=silent)",
-        "evidence=False)",
+        "policy.stop_grace_s, evidence)",
+        "policy.stop_grace_s, False)",
         "a hung attempt is killed without its stacks",
+    ),
+    Mutant(
+        "failures.py",
+        "if is_silent(failure) else ()",
+        "if not is_silent(failure) else ()",
+        "stacks are kept of a spike and not of a hang",
     ),
     Mutant(
         "answers.py",

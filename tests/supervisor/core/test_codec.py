@@ -22,7 +22,8 @@ from supervisor.core.values import BatchRange, Checkpoint, Phase, Power
 from tests.supervisor.core.journeys import PLACES, Journey, happenings
 
 DECISIONS: dict[str, type[d.Decision]] = {
-    cls.__name__: cls for cls in (d.Launch, d.Stop, d.Finish, d.Diagnose, d.Probe, d.Cordon, d.Notify, d.Release)
+    cls.__name__: cls
+    for cls in (d.Launch, d.Stop, d.KeepEvidence, d.Finish, d.Diagnose, d.Probe, d.Cordon, d.Notify, d.Release)
 }
 
 

@@ -286,7 +286,7 @@ SCENARIOS = (
         "frozen: a hang is only told",
         lambda: training().order(FREEZE).hang(),
         Phase.TRAINING,
-        (),
+        (d.KeepEvidence(1, 1),),
         "only watching",
     ),
     Scenario(
@@ -329,7 +329,7 @@ SCENARIOS = (
         "thaw in observe mode stops nothing",
         lambda: training(OBSERVE).order(FREEZE).hang().order(THAW),
         Phase.TRAINING,
-        (),
+        (d.KeepEvidence(1, 1),),
         "only watching",
     ),
     Scenario(

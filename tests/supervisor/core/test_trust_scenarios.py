@@ -25,7 +25,11 @@ MARGIN_20 = Policy(rollback_margin_steps=20)
 
 SCENARIOS = (
     Scenario(
-        "advice about a hang", lambda: training(ADVISE).hang(), Phase.TRAINING, (), "`supervisor approve` does it"
+        "advice about a hang",
+        lambda: training(ADVISE).hang(),
+        Phase.TRAINING,
+        (d.KeepEvidence(1, 1),),
+        "`supervisor approve` does it",
     ),
     Scenario(
         "advice about a relaunch",
@@ -43,7 +47,20 @@ SCENARIOS = (
         "still waiting for a person: relaunch as attempt 2 from step 80",
         WaitFor.PERSON,
     ),
-    Scenario("observing tells of a hang", lambda: training(OBSERVE).hang(), Phase.TRAINING, (), "only watching"),
+    Scenario(
+        "observing tells of a hang, and keeps what shows its cause",
+        lambda: training(OBSERVE).hang(),
+        Phase.TRAINING,
+        (d.KeepEvidence(1, 1),),
+        "only watching",
+    ),
+    Scenario(
+        "observing needs no stacks of a spike",
+        lambda: training(OBSERVE).commit(80).spike(100),
+        Phase.TRAINING,
+        (),
+        "only watching",
+    ),
     Scenario(
         "observing does not relaunch",
         lambda: training(OBSERVE).commit(80).end().diagnose(),
@@ -76,7 +93,7 @@ SCENARIOS = (
         "without the power to stop, stopping is asked for",
         lambda: training(Policy(powers=frozenset(Power) - {Power.STOP})).hang(),
         Phase.TRAINING,
-        (),
+        (d.KeepEvidence(1, 1),),
         "advice: stop attempt 1",
     ),
     Scenario(
