@@ -33,6 +33,8 @@ LOOK_S = 0.05
 WAIT_S = 180.0
 """For anything that has to happen: a start-up, a recovery, a standby."""
 END_S = 60.0
+LAST_WORDS = 12
+"""Lines of a launch's output that its error shows."""
 
 POLICY = """\
 [policy]
@@ -47,7 +49,7 @@ other = { count = 100000, window_s = 60 }
 
 
 class LaunchError(Exception):
-    """A launch did not do what the measurement needs; the message says where its output is."""
+    """A launch did not do what the measurement needs; the message ends with the launch's own last words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +124,9 @@ class Launch:
         while not found():
             assert self.process is not None
             if self.process.poll() is not None:
-                raise LaunchError(
-                    f"{self.name} ended with {self.process.returncode}, waiting for {what}; see {self.log}"
-                )
+                raise self._failed(f"ended with {self.process.returncode}, waiting for {what}")
             if time.monotonic() > until:
-                raise LaunchError(f"{self.name}: no {what} within {limit_s:.0f} s; see {self.log}")
+                raise self._failed(f"no {what} within {limit_s:.0f} s")
             time.sleep(LOOK_S)
 
     def ring(self, rank: int) -> RingReader | None:
@@ -169,15 +169,20 @@ class Launch:
         """Unix seconds of the newest step that the rank has reported."""
         ring = self.ring(rank)
         if ring is None:
-            raise LaunchError(f"{self.name}: no ring of rank {rank}")
+            raise self._failed(f"no ring of rank {rank}")
         with contextlib.closing(ring):
             return max(each.wall_ns for each in ring.poll() if each.kind is Kind.STEP) / 1e9
+
+    def _failed(self, what: str) -> LaunchError:
+        """The folder may be gone when somebody reads it, so the output's end goes along."""
+        said = self.log.read_text(errors="replace").splitlines()[-LAST_WORDS:]
+        return LaunchError("\n".join([f"{self.name}: {what}; its last words were", *said]))
 
     def send(self, rank: int, number: signal.Signals) -> float:
         """Signal a rank's process; unix seconds right before."""
         ring = self.ring(rank)
         if ring is None:
-            raise LaunchError(f"{self.name}: there is no rank {rank} to be signalled")
+            raise self._failed(f"there is no rank {rank} to be signalled")
         with contextlib.closing(ring):
             at = time.time()
             os.kill(ring.identity.pid, number)
