@@ -21,6 +21,7 @@ from schedulers.registry import open_scheduler
 from supervisor.config import Settings
 from supervisor.controller import fences, incident_files
 from supervisor.controller.api import ControllerError, JournalRecord
+from supervisor.controller.disk import Disk
 from supervisor.controller.display import display_for
 from supervisor.controller.effects import AttemptTemplate, RunEffects
 from supervisor.controller.journal import Journal
@@ -66,11 +67,12 @@ def _command_of(pid: int) -> tuple[str, ...]:
 def _supervise(settings: Settings, command: tuple[str, ...], attach_to: int | None) -> int:
     folder = RunFolder(settings.run.folder)
     folder.make()
-    lock = RunLock(folder)
-    try:
-        return _Controller(settings, folder, command, attach_to).until_over().exit_code
-    finally:
-        lock.release()
+    with folder.telling():
+        lock = RunLock(folder)
+        try:
+            return _Controller(settings, folder, command, attach_to).until_over().exit_code
+        finally:
+            lock.release()
 
 
 class _Controller:
@@ -84,6 +86,7 @@ class _Controller:
         self._working_folder = str(Path.cwd())
         self._policy = replace(settings.policy, spare_nodes=settings.run.spares)
         self._scheduler = open_scheduler(settings.run.scheduler, folder.scheduler)
+        self._disk = Disk(folder.path)
         self._display = display_for(sys.stdout, os.environ, name_ranks=settings.launch.output == "all")
 
     def until_over(self) -> Outcome:
@@ -111,7 +114,7 @@ class _Controller:
             effects=self._effects(orders, monitor, uri),
             display=self._display,
             steps=steps,
-            folder=str(self._folder.path),
+            disk=self._disk,
             controller=f"pid {os.getpid()} on {socket.gethostname()}",
         )
         port = ControllerPort(self._folder, orders, shell)
@@ -184,6 +187,7 @@ class _Controller:
             policy=self._policy,
             uri=uri,
             ending=lambda: monitor.ending,
+            disk=self._disk,
         )
 
     def _allocation(self) -> AllocationSpec:

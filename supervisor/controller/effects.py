@@ -17,6 +17,7 @@ from checkpoint.api import CheckpointError
 from schedulers.api import AllocationSpec, NodeState, Scheduler
 from supervisor.agent import api as agent
 from supervisor.controller import fences, inquest, resume
+from supervisor.controller.disk import Disk
 from supervisor.controller.ending import Ending
 from supervisor.controller.port import OrderQueues
 from supervisor.controller.run_folder import RunFolder
@@ -56,6 +57,7 @@ class RunEffects:
         policy: Policy,
         uri: str | None,
         ending: Callable[[], Ending],
+        disk: Disk,
     ) -> None:
         self._folder = folder
         self._scheduler = scheduler
@@ -65,6 +67,7 @@ class RunEffects:
         self._policy = policy
         self._uri = uri
         self._ending = ending
+        self._disk = disk
 
     def carry_out(self, decision: decisions.Decision, state: RunState) -> events.Event | None:
         match decision:
@@ -181,10 +184,14 @@ class RunEffects:
             incident_folder=self._folder.incident(diagnose.incident),
             failure=state.failure,
             ending=self._ending(),
+            full_disk=self._disk.folder if self._was_full(state) else None,
         )
         known, newest = self._stored()
         self._orders.forget(diagnose.attempt)
         return events.Diagnosed(time.time(), diagnose.attempt, verdict, known, newest, random.random())
+
+    def _was_full(self, state: RunState) -> bool:
+        return state.failure is not None and self._disk.was_full(state.failure.since)
 
     def _stored(self) -> tuple[tuple[Checkpoint, ...] | None, int]:
         """Checkpoints and newest attempt; nothing is known while the store is away, which must not hide the cause."""

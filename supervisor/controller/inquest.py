@@ -21,6 +21,10 @@ _MOST_BYTES = 32 * 2**20
 """Of all logs together: reading so much takes about three seconds."""
 _MOST_BYTES_A_LOG = 4 * 2**20
 _LEAST_BYTES_A_LOG = 64 * 2**10
+_STORAGE = "S3StorageError"
+_WEAK_CONFIDENCE = 0.6
+"""A diagnosis up to here rests on symptoms, which a full disk causes, too."""
+_FULL_CONFIDENCE = 0.8
 _RANK_FOLDER = re.compile(r"rank-(\d+)$")
 
 
@@ -29,8 +33,18 @@ def prepare() -> None:
     diagnosis.prepare()
 
 
-def hold(*, attempt_folder: Path, incident_folder: Path, failure: Failure | None, ending: Ending) -> Verdict:
-    """Diagnose the attempt whose logs lie in `attempt_folder`; raises OSError when nothing can be read or written."""
+def hold(
+    *,
+    attempt_folder: Path,
+    incident_folder: Path,
+    failure: Failure | None,
+    ending: Ending,
+    full_disk: Path | None = None,
+) -> Verdict:
+    """Diagnose the attempt whose logs lie in `attempt_folder`; raises OSError when nothing can be read or written.
+
+    `full_disk` is the run folder when its disk was full as the attempt failed.
+    """
     found = diagnosis.diagnose(
         sources(attempt_folder),
         exits=[
@@ -45,10 +59,31 @@ def hold(*, attempt_folder: Path, incident_folder: Path, failure: Failure | None
         is_live=True,
         kernel=kernel_logs(attempt_folder),
     )
+    if full_disk is not None:
+        found = on_full_disk(found, full_disk)
     incident_folder.mkdir(parents=True, exist_ok=True)
     kept = {**diagnosis.to_json(found), "attempt": 0 if failure is None else failure.attempt}
     write_json(incident_folder / DIAGNOSIS_FILE, kept)
     return verdict_of(found, failure)
+
+
+def on_full_disk(found: diagnosis.Diagnosis, folder: Path) -> diagnosis.Diagnosis:
+    """The diagnosis of an attempt whose logs had no room: only a cause that the rest proves well stands against it."""
+    is_proved = found.confidence > _WEAK_CONFIDENCE and found.reason not in (diagnosis.UNKNOWN, _STORAGE)
+    if found.fatal or is_proved:
+        return found
+    return replace(
+        found,
+        reason=_STORAGE,
+        action=diagnosis.Action.WAIT_AND_RETRY,
+        confidence=max(found.confidence, _FULL_CONFIDENCE),
+        explanation=f"the disk of {folder} was full, and whoever writes on a full disk fails. {found.explanation}",
+        suggestion=f"Free space on the disk of {folder} or raise its quota; then it goes on by itself.",
+        decided_by="full disk",
+        node=None,
+        rank=None,
+        service=None,
+    )
 
 
 def verdict_of(found: diagnosis.Diagnosis, failure: Failure | None) -> Verdict:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from supervisor.controller.api import ControllerError, JournalRecord
+from supervisor.controller.disk import FULL_ERRORS
 from supervisor.core.api import CodecError, Policy, RunState, advance, decisions, decode, decode_union, encode, events
 
 VERSION = 1
@@ -21,6 +22,10 @@ VERSION = 1
 
 class JournalFullError(ControllerError):
     """A line could not be made durable; nothing of it stays behind, and it may be tried again."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(f"the journal {path} cannot be written: {error.strerror}")
+        self.is_for_want_of_room = error.errno in FULL_ERRORS
 
 
 class Journal:
@@ -45,14 +50,14 @@ class Journal:
             os.fsync(self._descriptor)
         except OSError as error:
             self._cut_off_torn_line()
-            raise JournalFullError(f"the journal {self._path} cannot be written: {error.strerror}") from None
+            raise JournalFullError(self._path, error) from None
         self._size += len(line)
 
     def _cut_off_torn_line(self) -> None:
         try:
             os.ftruncate(self._descriptor, self._size)
         except OSError as error:
-            raise JournalFullError(f"the journal {self._path} cannot be written: {error.strerror}") from None
+            raise JournalFullError(self._path, error) from None
 
     def close(self) -> None:
         os.close(self._descriptor)
@@ -62,8 +67,14 @@ def read_journal(path: Path) -> Iterator[JournalRecord]:
     """The records, oldest first, without a torn last line; raises ControllerError for any other damaged line."""
     if not path.exists():
         return
-    remaining = _whole_length(path)
-    with path.open("rb") as file:
+    try:
+        remaining = _whole_length(path)
+        opened = path.open("rb")
+    except OSError as error:
+        raise ControllerError(
+            f"the journal {path} cannot be read: {error.strerror}; it has to be a file that this user may read"
+        ) from error
+    with opened as file:
         for number, line in enumerate(file, 1):
             remaining -= len(line)
             if remaining < 0:

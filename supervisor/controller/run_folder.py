@@ -17,11 +17,13 @@ import os
 import socket
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from supervisor.controller.api import ControllerError
+from supervisor.controller.disk import FULL_ERRORS
 
 LOCK_TRIES, LOCK_PAUSE_S = 10, 0.05
 
@@ -43,6 +45,14 @@ class RunFolder:
         return self.path / "controller.json"
 
     @property
+    def lock(self) -> Path:
+        return self.path / "lock"
+
+    @property
+    def description(self) -> Path:
+        return self.path / "run.json"
+
+    @property
     def agents(self) -> Path:
         return self.path / "agents"
 
@@ -58,7 +68,7 @@ class RunFolder:
         return self.path / "incidents" / f"{number:04d}"
 
     def make(self) -> None:
-        """Create the folder and see that it can be written; raises ControllerError."""
+        """Create the folder and see that it can be used; raises ControllerError."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.NamedTemporaryFile(dir=self.path, prefix=".write-test-"):
@@ -68,13 +78,37 @@ class RunFolder:
                 f"the run folder {self.path} cannot be written: {error.strerror}; "
                 "free space, fix its rights, or name another with --folder"
             ) from None
+        for file in (self.journal, self.steps, self.lock, self.controller, self.description):
+            if file.is_dir():
+                raise ControllerError(
+                    f"{file} is a folder, but the run keeps a file there; move it away, or name another run folder "
+                    "with --folder"
+                )
+
+    @contextlib.contextmanager
+    def telling(self) -> Iterator[None]:
+        """Raises ControllerError for what the disk or the rights of the run folder refuse meanwhile."""
+        try:
+            yield
+        except OSError as error:
+            if error.errno in FULL_ERRORS:
+                raise ControllerError(
+                    f"the disk of {self.path} is full: {error.strerror}; free space on it or raise its quota, then "
+                    "give the same command again: it goes on, and takes over what still runs"
+                ) from error
+            if not str(error.filename).startswith(str(self.path)):
+                raise
+            raise ControllerError(
+                f"{error.filename} cannot be used: {error.strerror}; mend that or its rights, then give the same "
+                "command again"
+            ) from error
 
     def read_description(self) -> dict[str, Any]:
         """What run.json says, empty when there is none."""
-        return read_json(self.path / "run.json")
+        return read_json(self.description)
 
     def write_description(self, description: dict[str, Any]) -> None:
-        write_json(self.path / "run.json", description)
+        write_json(self.description, description)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -105,7 +139,7 @@ class RunLock:
     """Held by the one controller of a run; the kernel gives it back when the process dies."""
 
     def __init__(self, folder: RunFolder) -> None:
-        self._path = folder.path / "lock"
+        self._path = folder.lock
         self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         if not _locked_soon(self._descriptor):
             os.close(self._descriptor)
@@ -135,7 +169,7 @@ def _locked_soon(descriptor: int) -> bool:
 
 def holder(folder: RunFolder) -> str:
     """Who supervises the run, as `pid N on HOST`, or `none`."""
-    path = folder.path / "lock"
+    path = folder.lock
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:

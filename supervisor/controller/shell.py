@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from supervisor.agent import api as agent
 from supervisor.controller.api import ControllerError, JournalRecord, RunView
+from supervisor.controller.disk import Disk
 from supervisor.controller.journal import Journal, JournalFullError
 from supervisor.controller.monitor import HealthChanged, Monitor, Noticed, Told, UriLearned
 from supervisor.controller.steps_file import StepsFile
@@ -46,6 +47,8 @@ REPEAT_S = 10.0
 LOOK_AFTER_S = 5.0
 """Between looks at whether the agents live, while an attempt may."""
 ACKNOWLEDGE_S = 30.0
+HELD_PHASES = frozenset({Phase.LAUNCHING, Phase.DIAGNOSING, Phase.PROBING, Phase.WAITING})
+"""Phases that wait for room on a full disk, whatever their deadline: nothing trains, and nothing can be launched."""
 SLEPT_S = 15.0
 """Between two ticks: the machine slept, the clock was set, or a disk was full; nobody watched meanwhile."""
 
@@ -117,7 +120,7 @@ class Shell:
         effects: Effects,
         display: Display,
         steps: StepsFile,
-        folder: str,
+        disk: Disk,
         controller: str,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -129,7 +132,7 @@ class Shell:
         self._effects = effects
         self._display = display
         self._steps = steps
-        self._folder = folder
+        self._disk = disk
         self._controller = controller
         self._clock = clock
         self._inbox: queue.Queue[Reported | Ordered | EffectDone | WorkDone | events.Event] = queue.Queue()
@@ -142,6 +145,8 @@ class Shell:
         self._ticked_at = 0.0
         self._stop_signals = 0
         self._has_fresh_ranks = False
+        self._is_full_told = False
+        self._has_held = False
         self._worker = threading.Thread(target=self._carry_out_all, daemon=True, name="effects")
 
     @property
@@ -186,7 +191,7 @@ class Shell:
             incidents=len(account.incidents),
             interventions=account.interventions,
             controller=self._controller,
-            folder=self._folder,
+            folder=str(self._disk.folder),
         )
 
     def run(self, first: Iterable[events.Event]) -> Outcome:
@@ -282,6 +287,9 @@ class Shell:
                     text = f"{error}; nothing is decided until it can be; training goes on"
                     self._display.told(self._clock(), Severity.URGENT, text, 0)
                 told = True
+                if error.is_for_want_of_room:
+                    self._disk.note_refused_write(self._clock())
+                    self._tell_full()
                 if self._stop_signals >= 2:
                     text = f"{error}; left as it is: free space, then the same command takes over what runs"
                     raise ControllerError(text) from None
@@ -291,14 +299,44 @@ class Shell:
 
     def _tick(self, now: float) -> None:
         self._notice(self._monitor.poll(self.state, now))
+        self._look_at_disk(now)
         if now >= self.state.deadline:
-            self._advance(events.TimePassed(now))
+            self._pass_deadline(now)
         self._repeat_outstanding(now)
         if self.state.phase in LIVE_PHASES and now >= self._look_after_at:
             self._look_after_at = now + LOOK_AFTER_S
             self._put_work("looking after the agents", self._effects.look_after_agents)
         if self.state.phase in LIVE_PHASES or self.state.phase is Phase.WAITING:
             self._display.progress(self.make_view(now))
+
+    def _look_at_disk(self, now: float) -> None:
+        if self._disk.look(now):
+            self._tell_full()
+            return
+        if self._is_full_told:
+            self._is_full_told = False
+            self._display.told(now, Severity.NOTE, f"the disk of {self._disk.folder} has room again; going on", 0)
+        if self._has_held:
+            self._has_held = False
+            # What could not be done for want of room gets its full time again.
+            self._advance(events.ControllerReturned(now))
+
+    def _tell_full(self) -> None:
+        """Once, until there is room again."""
+        if self._is_full_told:
+            return
+        self._is_full_told = True
+        text = (
+            f"the disk of {self._disk.folder} is full: a rank that prints or saves there fails, and nothing is "
+            "launched; free space on it or raise its quota; the run waits for that and goes on by itself"
+        )
+        self._display.told(self._clock(), Severity.URGENT, text, 0)
+
+    def _pass_deadline(self, now: float) -> None:
+        if self._disk.is_full and self.state.phase in HELD_PHASES:
+            self._has_held = True
+        else:
+            self._advance(events.TimePassed(now))
 
     def _repeat_outstanding(self, now: float) -> None:
         for decision in outstanding(self.state):

@@ -6,6 +6,7 @@ At most two files of `LIMIT_BYTES` each are kept. A torn last line is left out w
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple, TextIO
@@ -46,7 +47,8 @@ class StepsFile:
 
     def close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            with contextlib.suppress(OSError):  # rows that found no room on the disk
+                self._file.close()
             self._file = None
 
     def _open(self) -> TextIO:

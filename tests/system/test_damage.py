@@ -70,6 +70,31 @@ def test_a_full_disk_under_the_run_folder_stops_no_training_and_is_told(
     assert supervised.end() == 130, supervised.output
 
 
+def test_ranks_that_die_of_printing_on_a_full_disk_come_back_when_there_is_room(
+    supervised: Supervised, full_disk: Path
+) -> None:
+    supervised.folder = full_disk / "run"
+    supervised.configure("[policy]\nservice_wait_s = 1\n")
+    command = torchrun(COUNTING, "--steps", "100000")
+    supervised.start(*command, options=("--folder", str(supervised.folder), "--output", "none"))
+    supervised.wait_for_step(20)
+    ranks = {each.pid for each in supervised.ranks()}
+    filler = full_disk / "filler"
+    fill(filler)
+    supervised.wait_for_output(f"the disk of {supervised.folder} is full")
+    supervised.until("the ranks that print are gone", lambda: not ranks & {each.pid for each in supervised.ranks()})
+    filler.unlink()
+
+    supervised.wait_for_step(20, attempt=2)
+    supervised.order("stop")
+    assert supervised.end() == 130, supervised.output
+    (diagnosed,) = supervised.events(events.Diagnosed)
+    assert diagnosed.verdict.reason == "S3StorageError"
+    assert f"the disk of {supervised.folder} was full" in supervised.output
+    assert supervised.output.count("is full:") == 1 and "Traceback" not in supervised.output
+    assert "has room again" in supervised.output
+
+
 def fill(path: Path) -> None:
     """Take all that is left of the disk."""
     with path.open("wb", buffering=0) as file:

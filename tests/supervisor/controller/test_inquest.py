@@ -38,9 +38,21 @@ class Attempt:
         if error_file is not None:
             (real / "error.json").write_text(json.dumps(error_file))
 
-    def hold(self, *ends: agent.RankExit, failure: Failure | None = None, launcher: int | None = None) -> Verdict:
+    def hold(
+        self,
+        *ends: agent.RankExit,
+        failure: Failure | None = None,
+        launcher: int | None = None,
+        full_disk: Path | None = None,
+    ) -> Verdict:
         ending = Ending(tuple(("n0", end) for end in ends), len(ends) or None, launcher)
-        return inquest.hold(attempt_folder=self.folder, incident_folder=self.incident, failure=failure, ending=ending)
+        return inquest.hold(
+            attempt_folder=self.folder,
+            incident_folder=self.incident,
+            failure=failure,
+            ending=ending,
+            full_disk=full_disk,
+        )
 
     @property
     def kept(self) -> dict[str, object]:
@@ -174,3 +186,25 @@ def test_a_rank_that_was_killed_before_anybody_knew_it_is_started_again(attempt:
     (attempt.folder / "launcher.err").write_text(BLOCK)
     verdict = attempt.hold(launcher=1)
     assert (verdict.reason, verdict.action) == ("NodeFailure", Action.RESTART_SAME)
+
+
+@pytest.mark.parametrize(
+    "last_words",
+    ["", "Traceback (most recent call la", TRACEBACK.format(error="OSError: [Errno 28] No space left on device")],
+)
+def test_ranks_that_died_on_a_full_disk_wait_for_room_whatever_was_left_of_their_words(
+    attempt: Attempt, tmp_path: Path, last_words: str
+) -> None:
+    attempt.write(0, stderr=last_words)
+    attempt.write(1, stderr=last_words)
+    verdict = attempt.hold(ended(0, 1), ended(1, 1), launcher=1, full_disk=tmp_path)
+    assert (verdict.reason, verdict.action, verdict.suspects) == ("S3StorageError", Action.WAIT_AND_RETRY, ())
+    assert f"the disk of {tmp_path} was full" in verdict.explanation
+    assert f"Free space on the disk of {tmp_path}" in verdict.suggestion
+    assert attempt.kept["reason"] == "S3StorageError"
+
+
+def test_an_error_that_its_own_words_prove_is_not_laid_on_the_full_disk(attempt: Attempt, tmp_path: Path) -> None:
+    attempt.write(0, stderr=TRACEBACK.format(error="TypeError: unsupported operand type(s) for +: 'int' and 'str'"))
+    verdict = attempt.hold(ended(0, 1), launcher=1, full_disk=tmp_path)
+    assert verdict.reason == "TypeError"

@@ -13,6 +13,7 @@ import pytest
 
 from supervisor.agent import api as agent
 from supervisor.controller.api import ControllerError
+from supervisor.controller.disk import Disk
 from supervisor.controller.journal import Journal, read_journal, replay
 from supervisor.controller.monitor import Monitor
 from supervisor.controller.shell import Shell
@@ -51,7 +52,14 @@ class SetClock:
 class Running:
     """A shell on a thread of its own, and the parts that it was given."""
 
-    def __init__(self, folder: Path, state: RunState | None = None, **answers: list[events.Event | Exception | None]):
+    def __init__(
+        self,
+        folder: Path,
+        state: RunState | None = None,
+        *,
+        disk: Disk | None = None,
+        **answers: list[events.Event | Exception | None],
+    ):
         self.effects = FakeEffects(answers)
         self.display = FakeDisplay()
         self.path = folder / "journal"
@@ -68,7 +76,7 @@ class Running:
             effects=self.effects,
             display=self.display,
             steps=self._steps_file,
-            folder=str(folder),
+            disk=disk or Disk(folder),
             controller="test",
             clock=self.clock,
         )
@@ -103,6 +111,13 @@ class Running:
 
     def journalled(self) -> list[str]:
         return [type(record.event).__name__ for record in read_journal(self.path)]
+
+    def is_told(self, text: str) -> bool:
+        return any(text in line for line in self.display.lines)
+
+    def until_looked(self, at: float) -> None:
+        """Wait for the display that a look at that time ends with."""
+        self.until(lambda: bool(self.display.views) and self.display.views[-1].at >= at)
 
     def end(self) -> Outcome:
         self.join()
@@ -302,3 +317,32 @@ def test_a_controller_that_slept_gives_every_phase_its_time_again(tmp_path: Path
     assert run.shell.state.phase is Phase.TRAINING
     run.report(ended(0))
     run.end()
+
+
+def test_on_a_full_disk_the_relaunch_waits_for_room_and_comes_when_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("supervisor.controller.shell.TICK_S", 0.02)
+    away = Verdict("S3StorageError", Category.INFRASTRUCTURE, Action.WAIT_AND_RETRY)
+    free, began = [2**20], time.time()
+    diagnosed = events.Diagnosed(began, 1, away)
+    run = Running(tmp_path, disk=Disk(tmp_path, lambda _: free[0]), Diagnose=[diagnosed])
+    run.clock.now = began
+    run.start()
+    run.report(agent.AttemptBegan(1, began, 9, False), step(1))
+    free[0] = 0
+    run.clock.now = began + 2.0
+    run.report(ended(1))
+    run.until(lambda: run.is_told(f"the disk of {tmp_path} is full") and run.shell.state.phase is Phase.WAITING)
+    for later in (100.0, 200.0, 300.0, 400.0):
+        run.clock.now = began + later
+        run.until_looked(began + later)
+        assert run.shell.state.phase is Phase.WAITING
+    assert run.carried_out().count("Launch") == 1
+    free[0] = 2**20
+    run.clock.now = began + 500.0
+    run.until(lambda: run.carried_out().count("Launch") == 2)
+    assert len([line for line in run.display.lines if "is full" in line]) == 1
+    assert run.is_told("has room again")
+    run.report(agent.AttemptBegan(2, began, 9, False), agent.AttemptEnded(2, began, 0, (), by_us=False))
+    assert run.end().exit_code == 0
