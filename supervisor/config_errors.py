@@ -11,6 +11,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
+_SHOWN_CHARS = 120
+
 
 def explained(error: ErrorDetails, root: type[BaseModel], written: Mapping[str, Any], source: str) -> str:
     """What is wrong, where, and what is allowed; `source` is blamed only for what is in `written`."""
@@ -22,7 +24,12 @@ def explained(error: ErrorDetails, root: type[BaseModel], written: Mapping[str, 
     place = f"[{'.'.join(keys[:-1])}] {keys[-1]}" if len(keys) > 1 else f"[{''.join(keys)}]"
     value = error["input"]
     is_value = not isinstance(value, dict) and "[key]" not in error["loc"] and error["type"] != "missing"
-    return f"{origin}: {place}{f' = {json.dumps(value)}' if is_value else ''}: {_wanted(error)}"
+    return f"{origin}: {place}{f' = {_shown(value)}' if is_value else ''}: {_wanted(error)}"
+
+
+def _shown(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}... ({len(text)} characters)"
 
 
 def _wanted(error: ErrorDetails) -> str:
@@ -34,8 +41,12 @@ def _wanted(error: ErrorDetails) -> str:
         case "frozen_set_type":
             return "expected a list"
         case "string_pattern_mismatch":
-            letters = "letters, digits and `_`" if "[key]" in error["loc"] else "letters, digits, `.`, `_` and `-`"
-            return f"expected a name of {letters}"
+            if "[key]" in error["loc"]:
+                return "expected a name of letters, digits and `_`"
+            return (
+                "expected a name of at most 100 letters, digits, `.`, `_` and `-` that begins with a letter or a "
+                "digit, for example gpt-7b"
+            )
         case "value_error":
             return error["msg"].removeprefix("Value error, ")
         case _:
