@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -48,3 +49,15 @@ def test_step_times_of_rows_that_came_in_bursts_are_means() -> None:
             throughput.add(StepRow(burst * 3 + step, None, burst * 0.9, None, None, 0), 1)
     assert throughput.step_s is not None
     assert 0.2 < throughput.step_s < 0.3
+
+
+def test_rows_that_find_no_room_are_counted_and_closing_is_no_error(full_disk: Path) -> None:
+    file = StepsFile(full_disk / "steps.csv")
+    file.append(1, ROWS)
+    with pytest.raises(OSError, match="No space left"):
+        (full_disk / "ballast").write_bytes(bytes(2**21))
+    for _ in range(200):
+        file.append(1, ROWS * 10)
+    assert file.lost_rows > 0
+    file.close()
+    assert len(list(read_steps(full_disk / "steps.csv"))) >= len(ROWS)
