@@ -13,6 +13,7 @@ if __name__ == "__main__":
     sys.path.append(sys.path.pop(0))
 
 import argparse
+import contextlib
 import fcntl
 import logging
 import os
@@ -50,7 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return EXIT_SECOND
             NodeAgent(where, dict(os.environ), chosen.attach).run()
     except (FolderError, RecordError, OSError) as error:
-        sys.stderr.write(f"agent of run {chosen.run} on {chosen.node}: {error}\n")
+        step = f"; mend that below {where.own}" if isinstance(error, OSError) else ""
+        sys.stderr.write(f"agent of run {chosen.run} on {chosen.node}: {error}{step}\n")
+        with contextlib.suppress(OSError):
+            where.last_words.write_text(f"{error}{step}\n")
         return EXIT_UNUSABLE
     return 0
 

@@ -20,6 +20,10 @@ CONTROLLER_FILE = "controller.json"
 """Address, certificate hash and token of the controller, in the run folder, mode 0600; read again after a loss."""
 
 
+LAST_WORDS_FILE = "last-words"
+"""In the agent's own folder, `agents/<node>`: why it cannot work there, a line for a person."""
+
+
 @dataclass(frozen=True, slots=True)
 class RankExit:
     """How a rank ended; `exit_code` is negative for a signal and None when nobody could read it."""
@@ -139,8 +143,25 @@ class EvidenceKept:
     notes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """A line about the node for a person, of no attempt (0)."""
+
+    attempt: int
+    at: float
+    text: str
+
+
 Report: TypeAlias = (
-    AttemptBegan | LaunchRefused | StepsSeen | RanksPolled | RankExited | AttemptEnded | CheckpointFact | EvidenceKept
+    AttemptBegan
+    | LaunchRefused
+    | StepsSeen
+    | RanksPolled
+    | RankExited
+    | AttemptEnded
+    | CheckpointFact
+    | EvidenceKept
+    | Remark
 )
 REPORTS: dict[str, type[Report]] = {
     cls.__name__: cls
@@ -153,6 +174,7 @@ REPORTS: dict[str, type[Report]] = {
         AttemptEnded,
         CheckpointFact,
         EvidenceKept,
+        Remark,
     )
 }
 

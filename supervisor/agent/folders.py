@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from supervisor.agent.api import LAST_WORDS_FILE
+
 _SHORT_CHARS = 16
 
 
@@ -43,14 +45,23 @@ class AgentFolders:
     def lock(self) -> Path:
         return self.own / "lock"
 
+    @property
+    def last_words(self) -> Path:
+        """Why the agent cannot work here, for the controller; not there while it works."""
+        return self.own / LAST_WORDS_FILE
+
+    @property
+    def exits(self) -> Path:
+        return self.own / "exits"
+
     def exit_file(self, name: str) -> Path:
         """Where the launcher's exit code is kept."""
-        return self.own / "exits" / name
+        return self.exits / name
 
     def make(self) -> None:
         """Raises FolderError."""
         try:
-            (self.own / "exits").mkdir(parents=True, exist_ok=True)
+            self.exits.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FolderError(f"cannot make {self.own}: {error.strerror}; make the run folder writable") from error
 

@@ -14,9 +14,8 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 
-from supervisor.agent import folders, processes, record
+from supervisor.agent import processes, record
 from supervisor.agent.api import (
     AttemptEnded,
     FinishAttempt,
@@ -25,6 +24,7 @@ from supervisor.agent.api import (
     Leave,
     MarkLossHealth,
     Order,
+    Remark,
     Report,
     StartAttempt,
     StopAttempt,
@@ -32,10 +32,12 @@ from supervisor.agent.api import (
 from supervisor.agent.attempt import Attempt, Site
 from supervisor.agent.exits import ExitWatch
 from supervisor.agent.folders import AgentFolders
+from supervisor.agent.leftovers import Leftovers
 from supervisor.agent.link import Link
 from supervisor.agent.outbox import Outbox
-from supervisor.agent.record import AttemptRecord
+from supervisor.agent.record import AttemptRecord, DamagedRecordError
 from supervisor.agent.starting import NotNowError, Starter, found_again
+from supervisor.agent.unreadable import LOOK_S, UnreadableAttempt
 
 _log = logging.getLogger(__name__)
 
@@ -59,12 +61,15 @@ class NodeAgent:
         self._link = Link(
             where.run_folder, where.node, self._outbox, on_order=self._on_order, on_acknowledged=self._on_acknowledged
         )
+        self._environment = environment
+        self._is_attaching = attach_to is not None
         self._starter = Starter(where, environment, attach_to)
         self._site = Site(where.record, self._watch, self._outbox.add, self._tell_at_once)
         self._record: AttemptRecord | None = None
         self._attempt: Attempt | None = None
         self._waiting: StartAttempt | None = None
         self._leftovers: Leftovers | None = None
+        self._unreadable: UnreadableAttempt | None = None
         self._is_leaving = False
         now = time.monotonic()
         self._life_at, self._reap_at = now, now + _REAP_S
@@ -74,14 +79,16 @@ class NodeAgent:
         processes.adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: self._on_signal())
-        self._adopt(record.read(self._folders.record))
+        self._take_over()
+        self._folders.last_words.unlink(missing_ok=True)
         self._link.start()
         while not (self._is_leaving and self._may_leave()):
             self._turn()
         self._leave()
 
     def _may_leave(self) -> bool:
-        return (self._attempt is None or self._attempt.record.attached) and self._waiting is None
+        is_free = self._attempt is None or self._attempt.record.attached
+        return is_free and self._waiting is None and self._unreadable is None
 
     def _turn(self) -> None:
         now = time.monotonic()
@@ -93,6 +100,8 @@ class NodeAgent:
             wake_at = min(wake_at, self._life_at)
         if self._leftovers is not None:
             wake_at = min(wake_at, self._leftovers.until)
+        if self._unreadable is not None:
+            wake_at = min(wake_at, now + LOOK_S)
         for process in self._watch.wait(wake_at - time.monotonic() if self._inbox.empty() else 0.0):
             if self._attempt is not None:
                 self._attempt.on_exit(process)
@@ -120,9 +129,34 @@ class NodeAgent:
         if self._leftovers is not None and now >= self._leftovers.until:
             self._leftovers.kill()
             self._leftovers = None
+        if self._unreadable is not None and not self._unreadable.look(now):
+            self._set_aside(self._unreadable)
         if self._attempt is None and self._waiting is not None:
             order, self._waiting = self._waiting, None
             self._start(order)
+
+    def _take_over(self) -> None:
+        """Whatever an agent before this one has left; where its record is damaged, nothing starts beside what lives."""
+        try:
+            self._adopt(record.read(self._folders.record))
+        except DamagedRecordError as error:
+            self._unreadable = UnreadableAttempt(self._folders, self._environment, str(error))
+            if not self._unreadable.look(time.monotonic()):
+                self._set_aside(self._unreadable)
+            else:
+                self._remark(self._unreadable.trouble)
+
+    def _set_aside(self, unreadable: UnreadableAttempt) -> None:
+        aside, written = unreadable.set_aside()
+        self._unreadable = None
+        self._remark(f"{unreadable.why}; nothing of its attempt runs on this node any more, so it was moved to {aside}")
+        if written is not None and not self._is_attaching:
+            record.write_if_possible(self._folders.record, written)
+            self._adopt(written)
+
+    def _remark(self, text: str) -> None:
+        _log.error("%s", text)
+        self._tell_at_once(Remark(0, time.time(), text))
 
     def _adopt(self, written: AttemptRecord | None) -> None:
         """Go on with what an agent before this one had started, or tell its end if nobody acknowledged it yet."""
@@ -190,7 +224,9 @@ class NodeAgent:
 
     def _obey(self, order: Order) -> None:
         attempt = self._attempt
-        if isinstance(order, Leave):
+        if self._unreadable is not None:
+            self._obey_beside(self._unreadable, order)
+        elif isinstance(order, Leave):
             self._is_leaving = True
         elif isinstance(order, StartAttempt):
             self._start(order)
@@ -205,6 +241,16 @@ class NodeAgent:
             attempt.keep_evidence(order)
         elif isinstance(order, MarkLossHealth):
             attempt.mark_loss_health(order.healthy)
+
+    def _obey_beside(self, unreadable: UnreadableAttempt, order: Order) -> None:
+        """What cannot be watched can only be ended."""
+        if isinstance(order, StartAttempt):
+            self._tell_at_once(unreadable.refusal(order))
+        elif isinstance(order, (StopAttempt, FinishAttempt)) and unreadable.is_meant_by(order):
+            unreadable.stop(order.grace_s)
+        elif isinstance(order, Leave):
+            self._is_leaving = True
+            unreadable.stop(_LEAVE_GRACE_S)
 
     def _end_unknown(self, attempt: int) -> None:
         """An attempt that never began here has ended with that, and may not begin later by an order that was late."""
@@ -254,6 +300,8 @@ class NodeAgent:
 
     def _give_up(self) -> None:
         self._is_leaving, self._waiting = True, None
+        if self._unreadable is not None:
+            self._unreadable.stop(_LEAVE_GRACE_S)
         if self._attempt is not None:
             self._attempt.stop(StopAttempt(self._attempt.record.attempt, _LEAVE_GRACE_S, False, 0, ""))
 
@@ -266,20 +314,3 @@ class NodeAgent:
         self._link.close()
         self._watch.close()
         _log.info("left")
-
-
-class Leftovers:
-    """What an ended attempt has left running: asked to end at once, killed at `until` or before the next start."""
-
-    def __init__(self, attempt: Attempt, until: float) -> None:
-        self.until = until
-        self._attempt = attempt
-        for process in attempt.leftovers():
-            processes.send(process, signal.SIGTERM)
-
-    def kill(self) -> None:
-        """Also gives the rank folder's memory back."""
-        for process in self._attempt.leftovers():
-            _log.warning("killing process %d, left behind by attempt %d", process.pid, self._attempt.record.attempt)
-            processes.send(process, signal.SIGKILL)
-        folders.remove_rank_folder(Path(self._attempt.record.rank_folder))

@@ -115,6 +115,15 @@ def environment_of(pid: int) -> dict[str, str]:
     return {os.fsdecode(name): os.fsdecode(value) for name, _, value in pairs}
 
 
+def command_line(pid: int) -> list[str]:
+    """The words of the command; empty if unreadable or gone."""
+    try:
+        raw = (PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return []
+    return [os.fsdecode(word) for word in raw.split(b"\0") if word]
+
+
 def all_stats() -> list[ProcessStat]:
     """Every process of this host that we may see."""
     pids = (int(name) for name in _names(PROC) if name.isdecimal())

@@ -26,6 +26,10 @@ class RecordError(Exception):
     """The record cannot be read; without it nobody knows whether an attempt runs here."""
 
 
+class DamagedRecordError(RecordError):
+    """The record is there and makes no sense."""
+
+
 @dataclass(frozen=True, slots=True)
 class KnownRank:
     rank: int
@@ -88,7 +92,10 @@ def write_if_possible(path: Path, record: AttemptRecord) -> None:
 
 
 def read(path: Path) -> AttemptRecord | None:
-    """The record, None where there was no attempt yet or a crash of the node left it empty. Raises RecordError."""
+    """The record, None where there was no attempt yet or a crash of the node left it empty.
+
+    Raises RecordError, and DamagedRecordError for what no agent has written so.
+    """
     try:
         content = path.read_text()
         if not content:
@@ -96,9 +103,12 @@ def read(path: Path) -> AttemptRecord | None:
         record = codec.decode(AttemptRecord, json.loads(content))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (ValueError, IsADirectoryError) as error:
+        raise DamagedRecordError(f"{path} is damaged ({error})") from error
+    except OSError as error:
         raise RecordError(
-            f"cannot read {path} ({error}); end what still runs of this run on this node, then remove the file"
+            f"cannot read {path} ({error}); make it readable, or end what still runs of this run on this node and "
+            "remove the file"
         ) from error
     if record.version != _VERSION:
         raise RecordError(f"{path} is of version {record.version}, this agent knows {_VERSION}; use the same version")

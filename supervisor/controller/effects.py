@@ -7,6 +7,7 @@ again.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 import time
@@ -24,6 +25,10 @@ from supervisor.controller.run_folder import RunFolder
 from supervisor.core.api import Checkpoint, Policy, RunState, decisions, events
 
 _log = logging.getLogger(__name__)
+
+
+class AgentUnusableError(Exception):
+    """An agent ends as soon as it is started; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,7 @@ class RunEffects:
         self._uri = uri
         self._ending = ending
         self._disk = disk
+        self._last_words: dict[str, str] = {}
 
     def carry_out(self, decision: decisions.Decision, state: RunState) -> events.Event | None:
         match decision:
@@ -110,7 +116,19 @@ class RunEffects:
         inquest.prepare()  # Here too for a controller that launches nothing, since it took a running attempt over.
         allocation = self._scheduler.find(self._allocation.run)
         if allocation is None or any(s.state is NodeState.ENDED for s in self._scheduler.status(allocation)):
-            self._scheduler.submit(self._allocation)
+            self._tell_last_words(self._scheduler.submit(self._allocation).nodes)
+
+    def _tell_last_words(self, nodes: tuple[str, ...]) -> None:
+        """Raises AgentUnusableError for what an agent said as it ended, once for each thing that it says."""
+        fresh = []
+        for node in nodes:
+            with contextlib.suppress(OSError):
+                words = (self._folder.agents / node / agent.LAST_WORDS_FILE).read_text(errors="replace").strip()
+                if words and self._last_words.get(node) != words:
+                    self._last_words[node] = words
+                    fresh.append(f"the agent of {node} cannot work: {words}")
+        if fresh:
+            raise AgentUnusableError("; ".join(fresh))
 
     def _order(self, order: agent.Order) -> None:
         """Agents that are gone are started again, so that somebody can answer."""

@@ -124,6 +124,8 @@ class Monitor:
 
     def take(self, node: str, report: agent.Report, at: float) -> list[Noticed]:
         """What a report means; one of an older attempt means nothing."""
+        if isinstance(report, agent.Remark):
+            return list(self._told_once(Severity.WARNING, f"{node}: {report.text}"))
         if report.attempt < self._seen.attempt:
             return []
         if report.attempt > self._seen.attempt:
@@ -161,11 +163,14 @@ class Monitor:
         seen.begun.add(node)
         seen.began_at = at if seen.began_at is None else seen.began_at
         for text in report.notes:
-            if text not in self._notes_told:
-                self._notes_told.add(text)
-                yield Told(Severity.NOTE, text)
+            yield from self._told_once(Severity.NOTE, text)
         if len(seen.begun) == self._nodes:
             yield events.AttemptStarted(report.at, report.attempt, tuple(sorted(seen.begun)))
+
+    def _told_once(self, severity: Severity, text: str) -> Iterator[Noticed]:
+        if text not in self._notes_told:
+            self._notes_told.add(text)
+            yield Told(severity, text)
 
     def _on_refused(self, node: str, report: agent.LaunchRefused, at: float) -> Iterator[Noticed]:
         """Told once; the controller repeats its order until the start-up deadline."""

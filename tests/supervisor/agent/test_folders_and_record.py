@@ -12,7 +12,7 @@ from supervisor.agent import folders, record
 from supervisor.agent.api import AttemptEnded, LaunchSpec, RankExit
 from supervisor.agent.folders import AgentFolders, FolderError
 from supervisor.agent.processes import ProcessId
-from supervisor.agent.record import AttemptRecord, KnownRank, RecordError
+from supervisor.agent.record import AttemptRecord, DamagedRecordError, KnownRank, RecordError
 
 LONG = "a-very-long-name-" * 8
 WRITTEN = AttemptRecord(
@@ -86,7 +86,10 @@ def test_no_record_means_no_attempt_and_a_damaged_one_is_an_error(tmp_path: Path
     path.touch()
     assert record.read(path) is None
     path.write_text('{"attempt": 3')
-    with pytest.raises(RecordError, match=r"cannot read .*attempt\.json"):
+    with pytest.raises(DamagedRecordError, match=r"attempt\.json is damaged"):
+        record.read(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(DamagedRecordError, match="is damaged"):
         record.read(path)
     record.write(path, replace(WRITTEN, version=2))
     with pytest.raises(RecordError, match="is of version 2, this agent knows 1"):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from supervisor.agent import api as agent
 from supervisor.controller.monitor import HealthChanged, Monitor, Noticed, Told, UriLearned
-from supervisor.core.api import FailureKind, Phase, RunState, events
+from supervisor.core.api import FailureKind, Phase, RunState, Severity, events
 from supervisor.detection.api import HangPolicy
 
 NOW = 1000.0
@@ -54,6 +54,15 @@ def test_an_attempt_has_started_when_every_node_says_so() -> None:
     assert watch.take("node-1", agent.AttemptBegan(1, NOW + 1, 9, False), NOW + 1) == [
         events.AttemptStarted(NOW + 1, 1, ("node-0", "node-1"))
     ]
+
+
+def test_what_an_agent_remarks_of_its_node_is_told_once_whatever_attempt_runs() -> None:
+    watch = monitor()
+    watch.take("node-0", agent.AttemptBegan(4, NOW, 9, False), NOW)
+    remark = agent.Remark(0, NOW, "attempt.json is damaged")
+    assert watch.take("node-0", remark, NOW) == [Told(Severity.WARNING, "node-0: attempt.json is damaged")]
+    assert watch.take("node-0", remark, NOW + 1) == []
+    assert kinds(watch.take("node-0", agent.StepsSeen(4, NOW, "client", (row(1, NOW),)), NOW)) == ["ProgressSampled"]
 
 
 def test_the_first_step_is_told_at_once_and_later_ones_seldom() -> None:
