@@ -22,6 +22,7 @@ from checkpoint.api import (
     Store,
     StoreError,
 )
+from checkpoint.foreign import ForeignCatalogue
 from checkpoint.lineage import (
     DELETED_PREFIX,
     PARTIAL_SUFFIX,
@@ -33,6 +34,7 @@ from checkpoint.lineage import (
     ref_of,
 )
 from checkpoint.manifest import FENCE, MANIFEST, damaged_files, encode_fence, load_fence, load_manifest
+from checkpoint.stores import open_store
 
 _log = logging.getLogger(__name__)
 Parameters = ParamSpec("Parameters")
@@ -66,6 +68,10 @@ class Catalogue:
     @property
     def location(self) -> str:
         return self._store.location
+
+    def foreign(self) -> ForeignCatalogue:
+        """The checkpoints of other programs in the same store."""
+        return ForeignCatalogue(self._store, open_store)
 
     @_told_as_store_error
     def visible_refs(self) -> list[CheckpointRef]:
