@@ -138,6 +138,10 @@ class RunNotes(Protocol):
     def loss_healthy(self) -> bool | None:
         """Whether the loss is free of a spike and of NaN now; None when nobody judges it."""
 
+    @property
+    def should_stop(self) -> bool:
+        """Whether the run is to save and stop after this step; all ranks are told the same step."""
+
     def phase(self, name: str) -> AbstractContextManager[object]:
         """Mark a known pause, so that it is not taken for a hang."""
 

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
@@ -21,10 +22,12 @@ from checkpoint.api import CheckpointError, CheckpointRef, RunNotes, StaleAttemp
 from checkpoint.catalogue import Catalogue
 from checkpoint.commit import Notes, await_plans, publish
 from checkpoint.events import EventLog
+from checkpoint.interval import mttf, parse_every, parse_history
 from checkpoint.launch import Orders, fence_guard, settle
 from checkpoint.lineage import PARTIAL_SUFFIX, folder_of, partial_folder_of, ref_of
 from checkpoint.persist import write_rank
 from checkpoint.plan import RankPlan, encode_plan, plan_name
+from checkpoint.schedule import make_schedule
 from checkpoint.snapshot import Snapshot, Snapshotter
 from checkpoint.stores import open_store
 
@@ -41,7 +44,8 @@ class Checkpointer:
 
     Args:
         uri_or_path: a folder that all ranks see, as a path or `file://` URI.
-        every: `due` says yes at multiples of this step.
+        every: when `due` says yes: at multiples of this step, about each so often (`"10m"` or a timedelta), or where
+            the least work is lost by saves and failures (`"auto"`); see `interval` and `schedule`.
         keep: how many visible checkpoints stay (see `lineage.expendable`).
         run: the training client, for position, skipped ranges, loss health and known pauses; see `api.RunNotes`.
         keep_every: checkpoints whose step is a multiple of this one stay for good.
@@ -57,7 +61,7 @@ class Checkpointer:
     def __init__(
         self,
         uri_or_path: str | os.PathLike[str],
-        every: int = 100,
+        every: int | str | timedelta = 100,
         keep: int = 3,
         run: RunNotes | None = None,
         *,
@@ -66,9 +70,10 @@ class Checkpointer:
         deadline_s: float = 300.0,
         store: Store | None = None,
     ) -> None:
-        if every < 1 or keep < 1:
-            raise CheckpointError(f"every={every} and keep={keep} must be at least 1")
-        self._every, self._keep, self._keep_every = every, keep, keep_every
+        if keep < 1:
+            raise CheckpointError(f"keep={keep} must be at least 1")
+        interval = parse_every(every)
+        self._keep, self._keep_every = keep, keep_every
         self._run, self._name, self._deadline_s = run, name, deadline_s
         self._store = store or open_store(os.fspath(uri_or_path))
         self._catalogue = Catalogue(self._store)
@@ -79,6 +84,14 @@ class Checkpointer:
         self._demand_fence()
         if self._me.rank == 0:
             self._catalogue.sweep(before_attempt=self._me.attempt)
+        self._schedule = make_schedule(
+            interval,
+            self._store,
+            rank=self._me.rank,
+            world_size=self._me.world_size,
+            token=self._me.token,
+            mttf_s=mttf(parse_history(os.environ.get("CHECKPOINT_FAILURES")), self._me.world_size),
+        )
         self._snapshotter = Snapshotter(self._me.rank, self._me.world_size)
         self._writer: threading.Thread | None = None
         self._abandon = threading.Event()
@@ -105,8 +118,12 @@ class Checkpointer:
         self.close()
 
     def due(self, step: int) -> bool:
-        """Whether a save is due after this step."""
-        return step > 0 and step % self._every == 0
+        """Whether a save is due after this step, for the interval or since the run is to stop.
+
+        Every rank asks after every step, and all get the same answer.
+        """
+        is_due = self._schedule.due(step)
+        return is_due or (self._run is not None and self._run.should_stop)
 
     def restore(self, state: dict[str, Any]) -> int | None:
         """Restore the state in place and return its step; None when there is nothing to resume from.
@@ -172,6 +189,7 @@ class Checkpointer:
         """Wait for the last commit and give the buffers back; without it, a save in flight is lost at exit."""
         with self._phase("checkpoint"):
             self._wait()
+        self._schedule.close()
         self._snapshotter.release()
         self._events.close()
 
@@ -246,6 +264,7 @@ class Checkpointer:
             stall_s=stall_s,
             seconds=seconds,
         )
+        self._schedule.saved(stall_s, seconds)
         self._retire(ref)
 
     def _retire(self, newest: CheckpointRef) -> None:

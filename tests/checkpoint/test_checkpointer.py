@@ -271,6 +271,7 @@ class Notes:
     position = 7
     skipped = ((2, 4),)
     loss_healthy: bool | None = False
+    should_stop = False
 
     def __init__(self) -> None:
         self.phases: list[str] = []
@@ -279,6 +280,16 @@ class Notes:
     def phase(self, name: str) -> Iterator[None]:
         self.phases.append(name)
         yield
+
+
+def test_a_save_is_due_at_a_stop_request_whatever_the_interval(tmp_path: Path) -> None:
+    notes = Notes()
+    for every in (100, "10m", "auto"):
+        with Checkpointer(tmp_path / str(every), every=every, run=notes) as checkpointer:
+            notes.should_stop = False
+            assert not checkpointer.due(3)
+            notes.should_stop = True
+            assert checkpointer.due(4)
 
 
 def test_the_clients_notes_are_committed_and_its_phases_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
