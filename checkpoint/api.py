@@ -113,7 +113,7 @@ class Fence:
 
     A manifest of an attempt that is neither this one nor in `sealed` is invisible for ever. `resume_step` and
     `resume_attempt` name what the attempt started from, both None when it started from nothing. `controller` says
-    who wrote the fence.
+    who wrote the fence. `unhealthy` names checkpoints whose loss turned out to be bad after they were committed.
     """
 
     attempt: int
@@ -121,6 +121,7 @@ class Fence:
     resume_attempt: int | None = None
     sealed: tuple[CheckpointRef, ...] = ()
     controller: str = ""
+    unhealthy: tuple[CheckpointRef, ...] = ()
 
 
 class RunNotes(Protocol):

@@ -7,7 +7,8 @@ Nothing is cached: each call reads the store, since other processes commit and p
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import wraps
 from typing import Concatenate, ParamSpec, TypeVar
 
@@ -81,8 +82,14 @@ class Catalogue:
 
     @_told_as_store_error
     def committed(self) -> list[CommittedCheckpoint]:
-        """The visible checkpoints, newest last; one whose manifest is damaged is left out and logged."""
-        return [each for ref in self.visible_refs() if (each := self._committed(ref))]
+        """The visible checkpoints, newest last; one whose manifest is damaged is left out and logged.
+
+        What the fence says of a checkpoint's health counts more than its manifest, which was written before.
+        """
+        fence = self.read_fence()
+        known = [each for ref in self.visible_refs() if (each := self._committed(ref))]
+        unhealthy = set(fence.unhealthy) if fence else set()
+        return [replace(each, healthy=False) if each.ref in unhealthy else each for each in known]
 
     @_told_as_store_error
     def all_entries(self) -> list[CatalogueEntry]:
@@ -153,6 +160,20 @@ class Catalogue:
         self._store.write(FENCE, encode_fence(fence))
 
     @_told_as_store_error
+    def mark_unhealthy(self, refs: Iterable[CheckpointRef]) -> None:
+        """Note in the fence that these checkpoints hold a spoiled loss, which was found after they were committed.
+
+        Raises:
+            CheckpointError: no attempt has opened this store, so there is no fence.
+        """
+        fence = self.read_fence()
+        if fence is None:
+            raise CheckpointError(f"{self.location} has no fence to note it in; no attempt has saved there yet")
+        unhealthy = tuple(sorted({*fence.unhealthy, *refs}))
+        if unhealthy != fence.unhealthy:
+            self._store.write(FENCE, encode_fence(replace(fence, unhealthy=unhealthy)))
+
+    @_told_as_store_error
     def newest_attempt(self) -> int:
         """The largest attempt that the fence or any folder knows; 0 when there is none."""
         fence = self.read_fence()
@@ -221,13 +242,16 @@ class Catalogue:
             state = EntryState.INCOMPLETE
         else:
             state = EntryState.VISIBLE if ref and is_visible(ref, fence) else EntryState.INVISIBLE
+        committed = manifest.committed(f"{self._store.location}/{folder}") if manifest else None
+        if committed and fence and ref in fence.unhealthy:
+            committed = replace(committed, healthy=False)
         return CatalogueEntry(
             folder=folder,
             ref=ref,
             state=state,
             is_whole=is_whole,
             bytes=sum(sizes.values()),
-            committed=manifest.committed(f"{self._store.location}/{folder}") if manifest else None,
+            committed=committed,
         )
 
 

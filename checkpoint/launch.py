@@ -105,7 +105,15 @@ def open_fence(catalogue: Catalogue, orders: Orders, token: str) -> int:
     attempt = orders.attempt if orders.attempt is not None else catalogue.newest_attempt() + 1
     visible = catalogue.visible_refs()
     resume = orders.resume if orders.names_resume else max(visible, default=None)
-    catalogue.write_fence(advanced_fence(attempt, resume=resume, visible=visible, controller=f"library:{token}"))
+    catalogue.write_fence(
+        advanced_fence(
+            attempt,
+            resume=resume,
+            visible=visible,
+            controller=f"library:{token}",
+            unhealthy=fence.unhealthy if fence else (),
+        )
+    )
     return attempt
 
 

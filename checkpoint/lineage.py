@@ -45,9 +45,17 @@ def is_visible(ref: CheckpointRef, fence: Fence | None) -> bool:
 
 
 def advanced_fence(
-    attempt: int, *, resume: CheckpointRef | None, visible: Iterable[CheckpointRef], controller: str
+    attempt: int,
+    *,
+    resume: CheckpointRef | None,
+    visible: Iterable[CheckpointRef],
+    controller: str,
+    unhealthy: Iterable[CheckpointRef] = (),
 ) -> Fence:
-    """The fence of a new attempt, which seals what is visible now up to the checkpoint that it resumes from."""
+    """The fence of a new attempt, which seals what is visible now up to the checkpoint that it resumes from.
+
+    Of the `unhealthy` ones those are still named that stay visible.
+    """
     sealed = tuple(sorted(ref for ref in visible if resume is not None and ref <= resume))
     return Fence(
         attempt=attempt,
@@ -55,6 +63,7 @@ def advanced_fence(
         resume_attempt=resume.attempt if resume else None,
         sealed=sealed,
         controller=controller,
+        unhealthy=tuple(ref for ref in sealed if ref in set(unhealthy)),
     )
 
 

@@ -122,6 +122,7 @@ def encode_fence(fence: Fence) -> bytes:
             "resume_attempt": fence.resume_attempt,
             "sealed": [[ref.step, ref.attempt] for ref in fence.sealed],
             "controller": fence.controller,
+            "unhealthy": [[ref.step, ref.attempt] for ref in fence.unhealthy],
         }
     )
 
@@ -138,12 +139,17 @@ def decode_fence(payload: bytes) -> Fence:
             attempt=int(content["attempt"]),
             resume_step=content["resume_step"],
             resume_attempt=content["resume_attempt"],
-            sealed=tuple(CheckpointRef(int(step), int(attempt)) for step, attempt in content["sealed"]),
+            sealed=_refs(content["sealed"]),
             controller=content["controller"],
+            unhealthy=_refs(content.get("unhealthy", [])),
         )
     except (KeyError, TypeError) as error:
         raise ValueError(f"a field is missing or of the wrong type: {error}") from error
     return fence
+
+
+def _refs(pairs: list[list[int]]) -> tuple[CheckpointRef, ...]:
+    return tuple(CheckpointRef(int(step), int(attempt)) for step, attempt in pairs)
 
 
 def load_fence(store: Store) -> Fence | None:

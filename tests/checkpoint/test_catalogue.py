@@ -19,7 +19,7 @@ from checkpoint.api import (
     StoreError,
     open_catalogue,
 )
-from checkpoint.lineage import folder_of
+from checkpoint.lineage import advanced_fence, folder_of
 from checkpoint.manifest import FileRecord, Manifest, encode_manifest
 
 
@@ -98,6 +98,24 @@ def test_the_best_is_the_newest_that_is_old_enough_and_healthy(tmp_path: Path) -
     assert step_of(catalogue.best(before_position=29)) == 2
     assert step_of(catalogue.best(before_position=19)) is None
     assert step_of(catalogue.best(before_step=1)) is None
+
+
+def test_health_that_is_found_later_counts_more_than_the_manifest(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        commit(tmp_path, step, healthy=True)
+    catalogue = open_catalogue(str(tmp_path))
+    with pytest.raises(CheckpointError, match="no fence"):
+        catalogue.mark_unhealthy([CheckpointRef(3, 1)])
+    catalogue.write_fence(Fence(1))
+    catalogue.mark_unhealthy([CheckpointRef(3, 1)])
+    catalogue.mark_unhealthy([CheckpointRef(2, 1), CheckpointRef(3, 1)])
+    assert step_of(catalogue.best()) == 1 and step_of(catalogue.best(healthy=False)) == 3
+    assert [entry.committed and entry.committed.healthy for entry in catalogue.all_entries()] == [True, False, False]
+    fence = catalogue.read_fence()
+    assert fence == Fence(1, unhealthy=(CheckpointRef(2, 1), CheckpointRef(3, 1)))
+    seen = [each.ref for each in catalogue.committed()]
+    later = advanced_fence(2, resume=CheckpointRef(2, 1), visible=seen, controller="", unhealthy=fence.unhealthy)
+    assert later.unhealthy == (CheckpointRef(2, 1),)
 
 
 def test_the_newest_attempt_is_known_to_the_fence_or_to_any_folder(tmp_path: Path) -> None:

@@ -52,7 +52,9 @@ def test_a_manifest_of_a_later_version_is_refused_by_its_version() -> None:
 
 
 def test_a_fence_survives_its_file() -> None:
-    fence = Fence(3, 200, 1, (CheckpointRef(100, 1), CheckpointRef(200, 1)), "controller of run x")
+    fence = Fence(
+        3, 200, 1, (CheckpointRef(100, 1), CheckpointRef(200, 1)), "controller of run x", (CheckpointRef(200, 1),)
+    )
     assert decode_fence(encode_fence(fence)) == fence
     assert decode_fence(encode_fence(Fence(1))) == Fence(1)
 
