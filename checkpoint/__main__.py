@@ -6,18 +6,20 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
 
-from checkpoint.api import CatalogueEntry, CheckpointError, CheckpointRef, EntryState, open_catalogue
+from checkpoint.api import CatalogueEntry, CheckpointError, CheckpointRef, DamagedFile, EntryState, open_catalogue
 from checkpoint.catalogue import Catalogue
 from checkpoint.lineage import expendable, folder_of
+from checkpoint.listing import COLUMNS, foreign_as_json, foreign_as_row, own_as_json, own_as_row
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_COLUMNS = ("step", "attempt", "time", "size", "health", "state", "whole", "folder")
+_EXIT_CODES = "exit codes: 0 well; 1 damage was found; 2 it could not be done (the last line says why), or wrong usage"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,25 +27,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         command: Callable[[Catalogue, argparse.Namespace], int] = options.command
-        return command(open_catalogue(options.uri), options)
+        return command(_opened(options.uri), options)
     except (CheckpointError, OSError) as error:
         print(f"checkpoint: {error}", file=sys.stderr)
         return 2
 
 
+def _opened(uri: str) -> Catalogue:
+    """A store that is to be looked at is there; the library itself may begin with a folder that is not."""
+    catalogue = open_catalogue(uri)
+    if "://" not in catalogue.location and not Path(catalogue.location).is_dir():
+        raise CheckpointError(f"{catalogue.location} is no folder; name the one in which the checkpoints lie")
+    return catalogue
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m checkpoint", description="The catalogue of checkpoints in a store."
+        prog="python -m checkpoint", description="The catalogue of checkpoints in a store.", epilog=_EXIT_CODES
     )
     commands = parser.add_subparsers(required=True, metavar="ls|verify|prune")
     summaries = {
-        "ls": ("list every checkpoint folder", _ls),
+        "ls": ("list every checkpoint folder, those of other programs too", _ls),
         "verify": ("read every byte and name each damaged file; exit 1 when there is one", _verify),
         "prune": ("delete all but the newest, and those that a newer attempt has cut off", _prune),
     }
     for name, (summary, command) in summaries.items():
-        sub = commands.add_parser(name, help=summary, description=summary)
-        sub.add_argument("uri", metavar="URI", help="path or file:// URI of the checkpoints' folder")
+        sub = commands.add_parser(name, help=summary, description=summary, epilog=_EXIT_CODES)
+        sub.add_argument("uri", metavar="URI", help="path or URI of the checkpoints' folder")
         sub.add_argument("--format", choices=("text", "json"), default="text")
         sub.set_defaults(command=command)
         if name == "verify":
@@ -55,42 +65,79 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _ls(catalogue: Catalogue, options: argparse.Namespace) -> int:
-    entries = catalogue.all_entries()
+    own, foreign = catalogue.all_entries(), catalogue.foreign().entries()
+    tier = _tier(catalogue)
     if options.format == "json":
-        print(json.dumps([_as_json(entry) for entry in entries], indent=1))
+        entries = [own_as_json(each, tier) for each in own] + [foreign_as_json(each, tier) for each in foreign]
+        print(json.dumps(entries, indent=1))
         return 0
-    rows = [_as_row(entry) for entry in entries]
+    rows = [own_as_row(each, tier) for each in own] + [foreign_as_row(each, tier) for each in foreign]
     console = Console()
     if not rows:
         console.print(f"no checkpoints in {catalogue.location}", markup=False, soft_wrap=True)
     elif console.is_terminal:
-        table = Table(*_COLUMNS, box=None)
+        table = Table(*COLUMNS, box=None)
         for row in rows:
             table.add_row(*row)
         console.print(table)
     else:
-        for row in (_COLUMNS, *rows):
+        for row in (COLUMNS, *rows):
             print("\t".join(row))
     return 0
 
 
 def _verify(catalogue: Catalogue, options: argparse.Namespace) -> int:
-    committed = (EntryState.VISIBLE, EntryState.INVISIBLE)
-    refs = [entry.ref for entry in catalogue.all_entries() if entry.ref and entry.state in committed]
     report = []
-    for ref in refs:
-        if options.step is None or ref.step == options.step:
-            damage = catalogue.verify(ref)
-            report.append({**_name(ref), "damaged": [{"file": each.name, "why": each.why} for each in damage]})
-            if options.format == "text":
-                print(f"{folder_of(ref)}: {'damaged' if damage else 'whole'}", flush=True)
-                for each in damage:
-                    print(f"  {each}", flush=True)
+    for name, damage, is_foreign in _verified(catalogue, options.step):
+        report.append({**name, "damaged": [{"file": each.name, "why": each.why} for each in damage]})
+        if options.format == "text":
+            whole = "whole, as far as its format tells" if is_foreign else "whole"
+            print(f"{name['folder']}: {'damaged' if damage else whole}", flush=True)
+            for each in damage:
+                print(f"  {each}", flush=True)
+    if not report and options.step is not None:
+        raise CheckpointError(f"no committed checkpoint of step {options.step} in {catalogue.location}; see `ls`")
     if options.format == "json":
         print(json.dumps(report, indent=1))
     elif not report:
-        print(f"no such committed checkpoint in {catalogue.location}")
+        print(f"no committed checkpoint in {catalogue.location}")
     return 1 if any(each["damaged"] for each in report) else 0
+
+
+def _verified(
+    catalogue: Catalogue, step: int | None
+) -> Iterator[tuple[dict[str, object], Sequence[DamagedFile], bool]]:
+    """Name, damage and foreignness of each checkpoint, with a progress bar where a person looks on."""
+    committed = (EntryState.VISIBLE, EntryState.INVISIBLE)
+    own = [each for each in catalogue.all_entries() if each.ref and each.state in committed]
+    own = [each for each in own if step is None or (each.ref and each.ref.step == step)]
+    with _progress(own) as told:
+        for entry in own:
+            assert entry.ref is not None
+            yield _name(entry.ref), catalogue.verify(entry.ref, told=told), False
+    foreign = catalogue.foreign()
+    for each in foreign.entries():
+        if step is None or each.step == step:
+            looked_at = foreign.verified(each.folder) or each
+            name: dict[str, object] = {"step": each.step, "attempt": None, "folder": each.folder or catalogue.location}
+            yield name, looked_at.faults, True
+
+
+@contextmanager
+def _progress(entries: Sequence[CatalogueEntry]) -> Iterator[Callable[[int], None] | None]:
+    """Takes the bytes that were read; None where standard error is no terminal."""
+    console = Console(stderr=True)
+    if not console.is_terminal or not entries:
+        yield None
+        return
+    columns = (TextColumn("reading"), BarColumn(), DownloadColumn(True), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task("", total=sum(each.bytes for each in entries))
+
+        def told(size: int) -> None:
+            progress.advance(task, size)
+
+        yield told
 
 
 def _prune(catalogue: Catalogue, options: argparse.Namespace) -> int:
@@ -104,53 +151,19 @@ def _prune(catalogue: Catalogue, options: argparse.Namespace) -> int:
             print(f"{'would delete' if options.dry_run else 'deleted'} {folder_of(ref)}", flush=True)
     if options.format == "json":
         print(json.dumps({"dry_run": options.dry_run, "deleted": [_name(ref) for ref in doomed]}, indent=1))
+    elif not doomed and (kind := catalogue.foreign().format()) and not catalogue.all_entries():
+        print(f"nothing deleted: the checkpoints of {kind.value} are for that program to prune")
     return 0
+
+
+def _tier(catalogue: Catalogue) -> str:
+    """Where the store is: its scheme, `file` for a file system."""
+    scheme, separator, _ = catalogue.location.partition("://")
+    return scheme if separator else "file"
 
 
 def _name(ref: CheckpointRef) -> dict[str, object]:
     return {"step": ref.step, "attempt": ref.attempt, "folder": folder_of(ref)}
-
-
-def _as_json(entry: CatalogueEntry) -> dict[str, object]:
-    known = entry.committed
-    return {
-        "step": entry.ref.step if entry.ref else None,
-        "attempt": entry.ref.attempt if entry.ref else None,
-        "folder": entry.folder,
-        "state": entry.state.value,
-        "whole": entry.is_whole,
-        "bytes": entry.bytes,
-        "at": known.at if known else None,
-        "position": known.position if known else None,
-        "skipped": [list(each) for each in known.skipped] if known else [],
-        "healthy": known.healthy if known else None,
-        "world_size": known.world_size if known else None,
-    }
-
-
-def _as_row(entry: CatalogueEntry) -> tuple[str, ...]:
-    known = entry.committed
-    health = {True: "healthy", False: "unhealthy", None: "-"}[known.healthy if known else None]
-    when = datetime.fromtimestamp(known.at).astimezone().isoformat(" ", "seconds") if known else "-"
-    return (
-        str(entry.ref.step) if entry.ref else "-",
-        str(entry.ref.attempt) if entry.ref else "-",
-        when,
-        readable_size(entry.bytes),
-        health,
-        entry.state.value,
-        "yes" if entry.is_whole else "no",
-        entry.folder,
-    )
-
-
-def readable_size(size: float) -> str:
-    """A number of bytes with a binary unit, as `1.5 GiB`."""
-    for unit in _UNITS[:-1]:
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} {_UNITS[-1]}"
 
 
 if __name__ == "__main__":

@@ -104,6 +104,8 @@ def open_fence(catalogue: Catalogue, orders: Orders, token: str) -> int:
             return orders.attempt
     attempt = orders.attempt if orders.attempt is not None else catalogue.newest_attempt() + 1
     visible = catalogue.visible_refs()
+    if not visible and not (orders.names_resume and orders.resume is None):
+        _demand_own(catalogue)
     resume = orders.resume if orders.names_resume else max(visible, default=None)
     catalogue.write_fence(
         advanced_fence(
@@ -115,6 +117,17 @@ def open_fence(catalogue: Catalogue, orders: Orders, token: str) -> int:
         )
     )
     return attempt
+
+
+def _demand_own(catalogue: Catalogue) -> None:
+    """Training from nothing beside another program's checkpoints is hardly what was meant."""
+    found = catalogue.foreign().best()
+    if found is not None:
+        raise CheckpointError(
+            f"{catalogue.location} holds checkpoints of {found.format.value} (the newest whole one is {found.folder}), "
+            "which this library does not restore: give it a folder of its own, or set CHECKPOINT_RESUME=none to start "
+            "from nothing here"
+        )
 
 
 def fence_guard(store: Store, attempt: int, fence_file: str | None) -> Callable[[], None]:

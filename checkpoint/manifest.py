@@ -8,7 +8,7 @@ it is in the files that it lists.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,16 +181,20 @@ def load_manifest(store: Store, folder: str) -> Manifest:
     return decode_manifest(store.read(f"{folder}/{MANIFEST}"))
 
 
-def checksum(store: Store, name: str) -> str:
-    """xxh3 (128 bits, hex) of a file's bytes."""
+def checksum(store: Store, name: str, told: Callable[[int], object] | None = None) -> str:
+    """xxh3 (128 bits, hex) of a file's bytes; `told` is called with the size of each block."""
     digest = xxhash.xxh3_128()
     with store.open(name) as stream:
         while block := stream.read(_READ_BYTES):
             digest.update(block)
+            if told is not None:
+                told(len(block))
     return digest.hexdigest()
 
 
-def damaged_files(store: Store, folder: str, *, share: int = 0, shares: int = 1) -> list[DamagedFile]:
+def damaged_files(
+    store: Store, folder: str, *, share: int = 0, shares: int = 1, told: Callable[[int], object] | None = None
+) -> list[DamagedFile]:
     """Compare a committed folder with its manifest, reading every byte; empty when it is whole.
 
     With `shares` > 1 only every `shares`-th file is read (sizes are compared of all), so that ranks can divide the
@@ -208,21 +212,23 @@ def damaged_files(store: Store, folder: str, *, share: int = 0, shares: int = 1)
     found = []
     sizes = store.files(folder)
     for index, (name, record) in enumerate(sorted(manifest.files.items())):
-        why = _damage(store, folder, name, record, size=sizes.get(name), read=index % shares == share)
+        why = _size_damage(record, sizes.get(name))
+        if not why and index % shares == share:
+            why = _content_damage(store, f"{folder}/{name}", record, told)
         if why:
             found.append(DamagedFile(name, why))
     return found
 
 
-def _damage(store: Store, folder: str, name: str, record: FileRecord, *, size: int | None, read: bool) -> str:
+def _size_damage(record: FileRecord, size: int | None) -> str:
     if size is None:
         return "is missing"
-    if size != record.bytes:
-        return f"has {size} bytes instead of {record.bytes}"
-    if not read:
-        return ""
+    return "" if size == record.bytes else f"has {size} bytes instead of {record.bytes}"
+
+
+def _content_damage(store: Store, name: str, record: FileRecord, told: Callable[[int], object] | None) -> str:
     try:
-        seen = checksum(store, f"{folder}/{name}")
+        seen = checksum(store, name, told)
     except PermissionError:
         raise
     except OSError as error:

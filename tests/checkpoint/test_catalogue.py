@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from checkpoint.__main__ import main, readable_size
+from checkpoint.__main__ import main
 from checkpoint.api import (
     CheckpointError,
     CheckpointRef,
@@ -20,6 +20,7 @@ from checkpoint.api import (
     open_catalogue,
 )
 from checkpoint.lineage import advanced_fence, folder_of
+from checkpoint.listing import readable_size
 from checkpoint.manifest import FileRecord, Manifest, encode_manifest
 
 
@@ -166,10 +167,72 @@ def test_ls_lists_every_folder_as_text_and_json(tmp_path: Path, capsys: pytest.C
     assert main(["ls", str(tmp_path)]) == 0
     header, row = capsys.readouterr().out.splitlines()
     assert header.split("\t")[:3] == ["step", "attempt", "time"]
-    assert row.split("\t")[0] == "1" and row.split("\t")[4:] == ["healthy", "visible", "yes", "step-000000000001-a1"]
+    assert row.split("\t")[0] == "1" and row.split("\t")[4:] == [
+        "healthy",
+        "file",
+        "visible",
+        "yes",
+        "step-000000000001-a1",
+    ]
     assert main(["ls", str(tmp_path), "--format", "json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)
     assert entry["step"] == 1 and entry["healthy"] is True and entry["whole"] is True and entry["state"] == "visible"
+
+
+def test_a_foreign_folder_is_listed_and_verified_as_far_as_it_tells(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (10, 20):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+        (folder / "pytorch_model.bin").write_bytes(b"old kind of file")
+    (tmp_path / "checkpoint-20" / "pytorch_model.bin").unlink()
+    assert main(["ls", str(tmp_path)]) == 0
+    _, first, second = (line.split("\t") for line in capsys.readouterr().out.splitlines())
+    assert first == ["10", "-", "-", "35 B", "-", "file", "hugging face", "yes", "checkpoint-10"]
+    assert (second[0], second[7]) == ("20", "no")
+    assert main(["ls", str(tmp_path), "--format", "json"]) == 0
+    whole, partial = json.loads(capsys.readouterr().out)
+    assert whole["format"] == "hugging face" and whole["state"] == "foreign" and whole["whole"]
+    assert partial["faults"] == [{"file": "model.safetensors", "why": "is missing"}]
+    assert main(["verify", str(tmp_path)]) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert shown == [
+        "checkpoint-10: whole, as far as its format tells",
+        "checkpoint-20: damaged",
+        "  model.safetensors: is missing",
+    ]
+    assert main(["verify", str(tmp_path), "--step", "10"]) == 0
+    assert main(["prune", str(tmp_path), "--keep", "1"]) == 0
+    assert "for that program to prune" in capsys.readouterr().out
+
+
+def test_the_best_whole_one_is_older_than_those_that_are_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for step in (1, 2, 3):
+        commit(tmp_path, step)
+    (tmp_path / folder_of(CheckpointRef(3, 1)) / "file").write_bytes(b"state X")
+    (tmp_path / folder_of(CheckpointRef(2, 1)) / "manifest.json").write_bytes(b"")
+    read: list[int] = []
+    catalogue = open_catalogue(str(tmp_path))
+    assert step_of(catalogue.best_whole()) == 1
+    assert catalogue.best_whole(before_step=1) is None
+    assert "checkpoint set aside step=3" in caplog.text and "damaged manifest step=2" in caplog.text
+    assert catalogue.verify(CheckpointRef(1, 1), told=read.append) == [] and read == [len(b"state 1")]
+
+
+def test_a_progress_bar_is_shown_to_a_person_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit(tmp_path, 1)
+    assert main(["verify", str(tmp_path)]) == 0
+    assert capsys.readouterr() == ("step-000000000001-a1: whole\n", "")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert main(["verify", str(tmp_path)]) == 0
+    assert "reading" in capsys.readouterr().err
 
 
 def test_prune_deletes_the_old_and_the_cut_off_and_can_only_say_so(
@@ -194,6 +257,8 @@ def test_prune_deletes_the_old_and_the_cut_off_and_can_only_say_so(
     ("arguments", "message"),
     [
         (["ls", "gopher://nowhere"], "no store for the scheme 'gopher'"),
+        (["ls", "/nowhere/at/all"], "/nowhere/at/all is no folder; name the one"),
+        (["verify", "/tmp", "--step", "77777777"], "no committed checkpoint of step 77777777 in /tmp"),
         (["prune", "/tmp", "--keep", "0"], "at least one must stay"),
     ],
 )

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as pytorch_load
 
 from checkpoint import Checkpointer
 from checkpoint.api import CheckpointError, CheckpointRef, StaleAttemptError, StateMismatchError, open_catalogue
+from tests.checkpoint.foreign.layouts import megatron
 from tests.checkpoint.training import events_of, flip, fresh_state, save_steps, train
 
 
@@ -263,6 +264,17 @@ def test_leftovers_of_older_attempts_are_swept_at_the_start(tmp_path: Path) -> N
         (tmp_path / name / "file").write_bytes(b"x")
     Checkpointer(tmp_path)
     assert {path.name for path in tmp_path.iterdir() if path.is_dir()} == {"step-000000000001-a1", "mine"}
+
+
+def test_a_folder_of_another_programs_checkpoints_is_not_taken_over_unasked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    megatron(tmp_path, 1000, ranks=("00",))
+    with pytest.raises(CheckpointError, match=r"holds checkpoints of megatron \(.*iter_0001000\).*a folder of its own"):
+        Checkpointer(tmp_path)
+    assert not (tmp_path / "FENCE.json").exists()
+    monkeypatch.setenv("CHECKPOINT_RESUME", "none")
+    assert Checkpointer(tmp_path).restore({"x": 1}) is None
 
 
 class Notes:
