@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from checkpoint.catalogue import Catalogue
+    from checkpoint.foreign import ForeignCatalogue
 
 
 class CheckpointError(Exception):
@@ -200,3 +201,12 @@ def open_catalogue(uri: str) -> Catalogue:
     from checkpoint.stores import open_store
 
     return Catalogue(open_store(uri))
+
+
+def open_foreign(uri: str) -> ForeignCatalogue:
+    """Open what other programs have saved under a path or URI; its `format()` says who, None when nobody has.
+
+    Raises:
+        StoreError: the scheme is not one that works.
+    """
+    return open_catalogue(uri).foreign()

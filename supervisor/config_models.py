@@ -202,13 +202,15 @@ class CheckpointSection(Section):
     """Where checkpoints are, for scripts that do not use the checkpoint library."""
 
     uri: Text | None = None
-    """Folder or URI of the run's checkpoints. Not given: the script tells."""
+    """Folder or URI of the run's checkpoints. Not given: the script tells. Those of Megatron, DeepSpeed, Hugging Face,
+    torchtitan and `torch.distributed.checkpoint` are known by themselves."""
     resume_argument: str = ""
     """Added to the command of an attempt that resumes, with `{checkpoint}` (a path) or `{step}` filled in,
-    for example `--resume {checkpoint}`."""
+    for example `--resume {checkpoint}` or, for Megatron, `--ckpt-step {step}`. It is the newest whole checkpoint, and
+    after a rollback an older one."""
     pattern: Text | None = None
-    """Glob of the checkpoints that an unmodified script writes, below `uri` or the working folder,
-    for example `out/checkpoint-*`; the last number of the name is the step."""
+    """Glob of the checkpoints that a script writes in another form, below `uri` or the working folder,
+    for example `out/model-*.pt`; the last number of the name is the step."""
 
     @field_validator("resume_argument")
     @classmethod

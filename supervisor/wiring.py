@@ -24,6 +24,7 @@ from supervisor.controller.api import ControllerError, JournalRecord
 from supervisor.controller.disk import Disk
 from supervisor.controller.display import display_for
 from supervisor.controller.effects import AttemptTemplate, RunEffects
+from supervisor.controller.foreign_watch import ForeignWatch
 from supervisor.controller.journal import Journal
 from supervisor.controller.monitor import Monitor
 from supervisor.controller.output_follower import OutputFollower
@@ -105,13 +106,14 @@ class _Controller:
             monitor.adopt(state.attempt, state.step, state.nodes, now)
         orders = OrderQueues()
         steps = StepsFile(self._folder.steps)
+        effects = self._effects(orders, monitor, uri)
         shell = Shell(
             state=state,
             policy=self._policy,
             ledger=ledger,
             journal=journal,
             monitor=monitor,
-            effects=self._effects(orders, monitor, uri),
+            effects=effects,
             display=self._display,
             steps=steps,
             disk=self._disk,
@@ -119,7 +121,10 @@ class _Controller:
         )
         port = ControllerPort(self._folder, orders, shell)
         port.start()
-        with self._following(shell, adopted=adopted), _signals(shell.put):
+        watch = ForeignWatch(effects.listed_foreign, shell.put, lambda: shell.state.attempt)
+        if self._settings.checkpoint.resume_argument:
+            watch.start()
+        with self._following(shell, adopted=adopted), _signals(shell.put), contextlib.closing(watch):
             outcome = shell.run([first])
         if outcome.exit_code == ABANDONED:
             self._tell_proofs(shell.state, outcome)

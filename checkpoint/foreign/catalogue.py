@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from checkpoint.api import DamagedFile, Store
 from checkpoint.foreign.dcp import PLAIN, TORCHTITAN
 from checkpoint.foreign.deepspeed import DEEPSPEED
-from checkpoint.foreign.ends import cut_short
+from checkpoint.foreign.ends import cut_short, why_cut_short
 from checkpoint.foreign.folder import Folder
 from checkpoint.foreign.found import ForeignCheckpoint, Format, Reader
 from checkpoint.foreign.hugging_face import HUGGING_FACE
@@ -41,6 +41,10 @@ class ForeignCatalogue:
         """One checkpoint, with the ends of its files read too; None when there is no such folder."""
         found = next((each for each in self._newest_first() if each[2] == folder), None)
         return None if found is None else self._entry(*found, thorough=True)
+
+    def is_file_whole(self, name: str) -> bool:
+        """Whether a single file in this folder is not cut short, as far as its kind tells."""
+        return not why_cut_short(Folder(self._store, "", self._open_store), name)
 
     def best(self, *, before_step: int | None = None) -> ForeignCheckpoint | None:
         """The newest checkpoint that is whole as far as its format tells, of a smaller step than `before_step`."""

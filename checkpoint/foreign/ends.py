@@ -22,13 +22,17 @@ _HEADER_MOST_BYTES = 100_000_000  # safetensors/src/tensor.rs: MAX_HEADER_SIZE
 
 def cut_short(folder: Folder) -> list[DamagedFile]:
     """The files in this folder and below that show by themselves that they are not whole."""
-    found = [DamagedFile(name, why) for name, size in sorted(folder.files.items()) if (why := _why(folder, name, size))]
+    found = [DamagedFile(name, why) for name in sorted(folder.files) if (why := why_cut_short(folder, name))]
     for name, below in folder.folders.items():
         found += [DamagedFile(f"{name}/{each.name}", each.why) for each in cut_short(below)]
     return found
 
 
-def _why(folder: Folder, name: str, size: int) -> str:
+def why_cut_short(folder: Folder, name: str) -> str:
+    """What a file's end says is wrong with it; empty when nothing is, or when its kind does not tell."""
+    size = folder.files.get(name)
+    if size is None:
+        return "is missing"
     try:
         if name.endswith(".safetensors"):
             return _why_safetensors(folder, name, size)

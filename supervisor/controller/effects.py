@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from checkpoint.api import CheckpointError
 from schedulers.api import AllocationSpec, NodeState, Scheduler
 from supervisor.agent import api as agent
-from supervisor.controller import fences, inquest, resume
+from supervisor.controller import fences, foreign, inquest, resume
 from supervisor.controller.disk import Disk
 from supervisor.controller.ending import Ending
 from supervisor.controller.port import OrderQueues
 from supervisor.controller.run_folder import RunFolder
-from supervisor.core.api import Checkpoint, Policy, RunState, decisions, events
+from supervisor.core.api import FOREIGN, Checkpoint, Policy, RunState, decisions, events, is_cut_off
 
 _log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class RunEffects:
     def carry_out(self, decision: decisions.Decision, state: RunState) -> events.Event | None:
         match decision:
             case decisions.Launch():
-                self._launch(decision)
+                self._launch(decision, state)
             case decisions.Stop():
                 self._stop(decision)
             case decisions.KeepEvidence():
@@ -135,27 +135,47 @@ class RunEffects:
         for node in self._scheduler.submit(self._allocation).nodes:
             self._orders.put(node, order)
 
-    def _launch(self, launch: decisions.Launch) -> None:
+    def listed_foreign(self) -> tuple[Checkpoint, ...] | None:
+        """The checkpoints of a script that keeps its own; none where there are ours."""
+        if self._uri is not None and fences.committed(self._uri):
+            return ()
+        return foreign.as_checkpoints(foreign.saved(self._whereabouts()))
+
+    def _whereabouts(self) -> foreign.Whereabouts:
+        return foreign.Whereabouts(self._uri, self._template.checkpoint_pattern, self._template.working_folder)
+
+    def _launch(self, launch: decisions.Launch, state: RunState) -> None:
         self._allocation = replace(self._allocation, excluded=launch.excluded)
         allocation = self._scheduler.submit(self._allocation)
-        fences.raise_fence(self._uri, self._folder.path, launch, self._allocation.run)
-        spec = self._spec(launch)
+        # A script that is told what to resume from keeps checkpoints in its own way, in a folder of its own.
+        uri = None if self._template.resume_argument else self._uri
+        unhealthy = [(each.step, each.attempt) for each in state.checkpoints if each.healthy is False]
+        fences.raise_fence(uri, self._folder.path, launch, self._allocation.run, unhealthy)
+        spec = self._spec(launch, state)
         for node in allocation.nodes:
             self._orders.put(node, agent.StartAttempt(launch.attempt, spec))
         inquest.prepare()
 
-    def _spec(self, launch: decisions.Launch) -> agent.LaunchSpec:
+    def _spec(self, launch: decisions.Launch, state: RunState) -> agent.LaunchSpec:
         template = self._template
-        step = None if launch.resume is None else launch.resume.step
+        resumed = self._resumed(launch, state)
         skipped = str([[each.first, each.last] for each in launch.skipped])
+        # The phase began when it was entered, so that an order that is repeated is the same one.
+        trained_s = max(0.0, state.deadline - self._policy.startup_s - state.submitted_at)
         environment = (
             *template.environment,
             ("SUPERVISOR_SKIP", skipped),
             *fences.environment(launch, self._folder.path),
+            ("CHECKPOINT_FAILURES", f"{state.incident}:{trained_s:.0f}"),
             *launch.environment,
         )
         return agent.LaunchSpec(
-            command=resume.resumed_command(template.command, template.resume_argument, self._resume_path(launch), step),
+            command=resume.resumed_command(
+                template.command,
+                template.resume_argument,
+                None if resumed is None else resumed.path,
+                None if resumed is None else resumed.step,
+            ),
             working_folder=template.working_folder,
             environment=environment,
             attempt_folder=str(self._folder.attempt(launch.attempt)),
@@ -165,14 +185,16 @@ class RunEffects:
             report_interval_s=template.report_interval_s,
         )
 
-    def _resume_path(self, launch: decisions.Launch) -> str | None:
+    def _resumed(self, launch: decisions.Launch, state: RunState) -> foreign.Saved | None:
         """Only for relaunches: the user's own command says how the first attempt begins."""
-        template = self._template
-        if not template.resume_argument or launch.attempt == 1 or launch.from_nothing:
+        if not self._template.resume_argument or launch.attempt == 1 or launch.from_nothing:
             return None
-        if self._uri is not None and launch.resume is not None:
-            return fences.path_of(self._uri, launch.resume)
-        return None if template.checkpoint_pattern is None else resume.newest_by_pattern(template.checkpoint_pattern)
+        wanted = launch.resume
+        if self._uri is not None and wanted is not None and wanted.attempt != FOREIGN:
+            path = fences.path_of(self._uri, wanted)
+            return None if path is None else foreign.Saved(wanted.step, path)
+        found = foreign.saved(self._whereabouts()) or []
+        return foreign.chosen(found, wanted, lambda each: not is_cut_off(state, each))
 
     def _stop(self, stop: decisions.Stop) -> None:
         self._order(
@@ -213,10 +235,10 @@ class RunEffects:
 
     def _stored(self) -> tuple[tuple[Checkpoint, ...] | None, int]:
         """Checkpoints and newest attempt; nothing is known while the store is away, which must not hide the cause."""
-        if self._uri is None:
-            return None, 0
         try:
-            return fences.committed(self._uri), fences.newest_attempt(self._uri, self._folder.path)
+            own = fences.committed(self._uri)
+            newest = 0 if self._uri is None else fences.newest_attempt(self._uri, self._folder.path)
+            return own or (self.listed_foreign() if self._template.resume_argument else own), newest
         except CheckpointError as error:
             _log.warning("the checkpoints cannot be listed: %s", error)
             return None, 0

@@ -7,6 +7,7 @@ launched, so that an older one can commit nothing any more.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 from checkpoint import api as checkpoints
@@ -35,27 +36,44 @@ def path_of(uri: str, wanted: Checkpoint) -> str | None:
     return next((c.uri for c in visible if (c.step, c.attempt) == (wanted.step, wanted.attempt)), None)
 
 
-def raise_fence(uri: str | None, folder: Path, launch: decisions.Launch, controller: str) -> None:
-    """Name `launch.attempt` the newest and seal what it may build on; never lowers a fence. Raises CheckpointError."""
+def raise_fence(
+    uri: str | None,
+    folder: Path,
+    launch: decisions.Launch,
+    controller: str,
+    unhealthy: Iterable[tuple[int, int]] = (),
+) -> None:
+    """Name `launch.attempt` the newest and seal what it may build on; never lowers a fence. Raises CheckpointError.
+
+    `unhealthy` are the step and attempt of checkpoints that turned out to be so.
+    """
     for location in [str(folder)] if uri is None else [str(folder), uri]:
         catalogue = checkpoints.open_catalogue(location)
         present = catalogue.read_fence()
         if present is None or present.attempt < launch.attempt:
             visible = [] if launch.from_nothing else [each.ref for each in catalogue.committed()]
-            catalogue.write_fence(_fence(launch, visible, controller))
+            known = {checkpoints.CheckpointRef(*each) for each in unhealthy} | set(present.unhealthy if present else ())
+            catalogue.write_fence(_fence(launch, visible, controller, known))
 
 
-def _fence(launch: decisions.Launch, visible: list[checkpoints.CheckpointRef], controller: str) -> checkpoints.Fence:
+def _fence(
+    launch: decisions.Launch,
+    visible: list[checkpoints.CheckpointRef],
+    controller: str,
+    unhealthy: set[checkpoints.CheckpointRef],
+) -> checkpoints.Fence:
     if launch.resume is not None:
         resume: checkpoints.CheckpointRef | None = checkpoints.CheckpointRef(launch.resume.step, launch.resume.attempt)
     else:
         resume = visible[-1] if visible else None
+    sealed = tuple(ref for ref in visible if resume is not None and ref.step <= resume.step)
     return checkpoints.Fence(
         attempt=launch.attempt,
         resume_step=None if resume is None else resume.step,
         resume_attempt=None if resume is None else resume.attempt,
-        sealed=tuple(ref for ref in visible if resume is not None and ref.step <= resume.step),
+        sealed=sealed,
         controller=controller,
+        unhealthy=tuple(ref for ref in sealed if ref in unhealthy),
     )
 
 

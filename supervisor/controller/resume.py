@@ -3,10 +3,6 @@
 
 from __future__ import annotations
 
-import glob
-import re
-from pathlib import Path
-
 
 def resumed_command(
     command: tuple[str, ...], argument: tuple[str, ...], checkpoint: str | None, step: int | None
@@ -25,14 +21,3 @@ def _filled(word: str, named: dict[str, str]) -> str:
     for placeholder, value in named.items():
         word = word.replace(placeholder, value)
     return word
-
-
-def newest_by_pattern(pattern: str) -> str | None:
-    """The match of the glob `pattern` with the largest last number in its name; by age where names have none."""
-    found = [Path(path) for path in glob.glob(pattern)]  # noqa: PTH207  (the pattern may be absolute)
-    return str(max(found, key=_age)) if found else None
-
-
-def _age(path: Path) -> tuple[int, float]:
-    numbers = re.findall(r"\d+", path.name)
-    return (int(numbers[-1]) if numbers else -1, path.stat().st_mtime)

@@ -15,6 +15,7 @@ from supervisor.core.transitions import (
     Step,
     abandoned,
     describe_resume,
+    is_cut_off,
     launching,
     may_start_over,
     newest,
@@ -98,7 +99,8 @@ def on_diagnosis_overdue(state: RunState, at: float, policy: Policy) -> Step:
 
 
 def _listed(state: RunState, listed: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
-    """What the store holds; a checkpoint once known to be unhealthy stays so, since manifests do not tell."""
+    """What counts of the store; a checkpoint once known to be unhealthy stays so, since manifests do not tell."""
+    listed = tuple(c for c in listed if not is_cut_off(state, c))
     unhealthy = {(c.step, c.attempt) for c in state.checkpoints if c.healthy is False}
     marked = (replace(c, healthy=False) if (c.step, c.attempt) in unhealthy else c for c in listed)
     return tuple(marked)[-CHECKPOINTS_REMEMBERED:]

@@ -6,8 +6,10 @@ from supervisor.core.codec import CodecError, decode, decode_union, encode
 from supervisor.core.machine import advance
 from supervisor.core.policy import Budget, Policy
 from supervisor.core.state import Outcome, Outstanding, RunState, outstanding
+from supervisor.core.transitions import is_cut_off
 from supervisor.core.values import (
     FINAL_PHASES,
+    FOREIGN,
     LIVE_PHASES,
     Action,
     BatchRange,
@@ -26,6 +28,7 @@ from supervisor.core.values import (
 
 __all__ = [
     "FINAL_PHASES",
+    "FOREIGN",
     "LIVE_PHASES",
     "Action",
     "BatchRange",
@@ -52,5 +55,6 @@ __all__ = [
     "decode_union",
     "encode",
     "events",
+    "is_cut_off",
     "outstanding",
 ]

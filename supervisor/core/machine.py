@@ -25,6 +25,7 @@ from supervisor.core.transitions import (
     Step,
     abandoned,
     diagnosing,
+    is_cut_off,
     launching,
     newest,
     note,
@@ -204,6 +205,8 @@ def _refutes(failure: Failure, *, advanced: bool) -> bool:
 def _on_checkpoint_committed(state: RunState, event: e.CheckpointCommitted) -> Step:
     """Told again, its health may get worse and never better."""
     fresh = event.checkpoint
+    if is_cut_off(state, fresh):
+        return unchanged(state)
     checkpoints = []
     for known in state.checkpoints:
         is_same = (known.step, known.attempt) == (fresh.step, fresh.attempt)

@@ -11,6 +11,7 @@ from supervisor.core.values import (
     FINAL_PHASES,
     BatchRange,
     Checkpoint,
+    CutOff,
     Failure,
     PastFailure,
     Phase,
@@ -86,6 +87,8 @@ class RunState:
     newest_step: int | None = None
     """The largest step that any attempt has completed since the last rollback."""
     checkpoints: tuple[Checkpoint, ...] = ()
+    cut_off: CutOff | None = None
+    """Of the newest rollbacks; foreign checkpoints of these steps do not count before they are trained again."""
     skipped: tuple[BatchRange, ...] = ()
     environment: tuple[tuple[str, str], ...] = ()
     failure: Failure | None = None

@@ -14,7 +14,7 @@ from typing import TypeAlias
 from supervisor.core.decisions import Decision, Diagnose, Finish, Launch, Notify, Probe, Release, Stop
 from supervisor.core.policy import Policy
 from supervisor.core.state import AfterStop, Outcome, Proposal, RunState
-from supervisor.core.values import Checkpoint, Phase, Severity, WaitFor
+from supervisor.core.values import FOREIGN, Checkpoint, CutOff, Phase, Severity, WaitFor
 
 Step: TypeAlias = tuple[RunState, tuple[Decision, ...]]
 
@@ -87,12 +87,27 @@ def rolled_back(state: RunState, launch: Launch) -> RunState:
     """
     resume_step = -1 if launch.resume is None else launch.resume.step
     first = max(0, resume_step)
+    reached = [each for each in (state.step, state.newest_step) if each is not None]
+    reached += [c.step for c in state.checkpoints] + ([] if state.cut_off is None else [state.cut_off.newest_step])
     return replace(
         state,
         checkpoints=tuple(c for c in state.checkpoints if c.step <= resume_step or c.healthy is False),
+        cut_off=CutOff(resume_step, max(reached, default=resume_step)),
         newest_step=None if state.newest_step is None else min(state.newest_step, first),
         step=None if state.step is None else min(state.step, first),
     )
+
+
+def is_cut_off(state: RunState, checkpoint: Checkpoint) -> bool:
+    """Whether a foreign checkpoint is from before a rollback; our own ones are hidden by the fence.
+
+    Programs save at the same steps again, so that the one that is found once training has passed a step is a new one.
+    """
+    cut = state.cut_off
+    if checkpoint.attempt != FOREIGN or cut is None:
+        return False
+    reached = max(cut.resume_step, state.step or 0, state.newest_step or 0)
+    return reached < checkpoint.step <= cut.newest_step
 
 
 def stopping(

@@ -123,9 +123,24 @@ class BatchRange:
             raise ValueError(f"batch range {self.first}-{self.last}: expected 0 <= first <= last")
 
 
+FOREIGN = 0
+"""In the place of the attempt of a checkpoint that does not tell it; attempts count from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class CutOff:
+    """Steps after `resume_step`, up to `newest_step`, that were trained before the run went back to `resume_step`."""
+
+    resume_step: int
+    newest_step: int
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A committed checkpoint as the core knows it; `position` is the index of the batch that comes next."""
+    """A committed checkpoint as the core knows it; `position` is the index of the batch that comes next.
+
+    `attempt` is FOREIGN for one that the script keeps in its own way, which tells no attempt.
+    """
 
     step: int
     attempt: int
