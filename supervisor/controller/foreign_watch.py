@@ -14,7 +14,7 @@ from collections.abc import Callable
 from checkpoint.api import CheckpointError
 from supervisor.core.api import Checkpoint, events
 
-LOOK_S = 30.0
+LOOK_S = 10.0
 
 _log = logging.getLogger(__name__)
 

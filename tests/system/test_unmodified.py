@@ -19,6 +19,54 @@ RESUMING = """
 pattern = "out/ckpt-*"
 resume_argument = "--resume {checkpoint}"
 """
+FOREIGN = """
+[checkpoint]
+uri = "out"
+resume_argument = "--resume {checkpoint}"
+"""
+
+
+def first_step(supervised: Supervised, attempt: int) -> int:
+    return min(row.step for row in inspection.step_rows(supervised.folder) if row.attempt == attempt)
+
+
+def test_a_script_with_checkpoints_of_its_own_is_resumed_from_the_newest_whole_one(supervised: Supervised) -> None:
+    supervised.configure(FOREIGN)
+    supervised.environment["STEP_S"] = "0.05"
+    supervised.start(*torchrun(UNMODIFIED, "--folders"))
+    supervised.wait_for_step(70)
+    partial = supervised.work / "out" / "checkpoint-190"
+    partial.mkdir()
+    (partial / "pytorch_model.bin").write_text("cut off before its last file")
+    supervised.rank(1).send(signal.SIGKILL)
+
+    assert supervised.end() == 0, supervised.output
+
+    (_, relaunch) = supervised.launches()
+    assert relaunch.resume is not None and 60 <= relaunch.resume.step < 190 and relaunch.resume.step % 20 == 0
+    assert first_step(supervised, 2) == relaunch.resume.step + 5
+    assert not list((supervised.work / "out").glob("*.json"))
+
+
+def test_a_person_rolls_a_script_back_to_a_checkpoint_of_its_own(supervised: Supervised) -> None:
+    supervised.configure(FOREIGN)
+    supervised.environment["STEP_S"] = "0.2"
+    supervised.start(*torchrun(UNMODIFIED, "--folders", "--steps=400"))
+    supervised.until(
+        "a checkpoint of step 60", lambda: (supervised.status["last_checkpoint"] or {}).get("step", 0) >= 60
+    )
+    supervised.order("rollback", "--to", "45")
+    supervised.wait_for_attempt(2)
+    supervised.until("a step of attempt 2", lambda: supervised.steps(2))
+
+    assert first_step(supervised, 2) == 45
+
+    supervised.rank(1).send(signal.SIGKILL)
+    supervised.wait_for_attempt(3)
+    supervised.until("a step of attempt 3", lambda: supervised.steps(3))
+    assert first_step(supervised, 3) <= max(supervised.steps(2)) + 5
+    supervised.order("stop")
+    assert supervised.end() == 130, supervised.output
 
 
 def test_a_killed_rank_is_relaunched_from_the_newest_checkpoint_that_the_script_has_left(
