@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training that the checkpoint system tests launch: `torchrun checkpoint_program.py FOLDER MODE STEPS [crash]`.
+"""The training that the checkpoint system tests launch: `checkpoint_program.py FOLDER MODE STEPS [crash|timed]`.
 
 MODE is `ddp`, `fsdp` (FSDP2 over all ranks) or `bare` (ranks without a process group). Rank r writes the losses and a
-digest of its final state to `<FOLDER>.rank-<r>.json`.
+digest of its final state to `<FOLDER>.rank-<r>.json`. `timed` saves by time, in slow steps.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -79,10 +80,12 @@ def main() -> None:
     # Without gradients to keep ranks together, they are replicas only while they draw the same batches.
     torch.manual_seed(100 if mode == "bare" else 100 + rank)
     losses = {}
-    checkpointer = Checkpointer(folder, every=SAVE_EVERY)
+    checkpointer = Checkpointer(folder, every="5s" if "timed" in sys.argv else SAVE_EVERY)
     start = checkpointer.restore(state) or 0
     for step in range(start + 1, steps + 1):
         losses[step] = train_step(state, step)
+        if "timed" in sys.argv:
+            time.sleep(0.05)
         if checkpointer.due(step):
             checkpointer.save(step, state)
     checkpointer.close()

@@ -21,10 +21,10 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 _REPOSITORY = Path(__file__).parents[2]
 
 
-def launch(folder: Path, mode: str, steps: int, *, ranks: int = 2) -> list[dict[str, Any]]:
+def launch(folder: Path, mode: str, steps: int, *more: str, ranks: int = 2) -> list[dict[str, Any]]:
     """Run the program under torchrun to its end; returns each rank's report."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += [str(_REPOSITORY / "tests/system/checkpoint_program.py"), str(folder), mode, str(steps)]
+    command += [str(_REPOSITORY / "tests/system/checkpoint_program.py"), str(folder), mode, str(steps), *more]
     ended = subprocess.run(
         command,
         env={**os.environ, "PYTHONPATH": str(_REPOSITORY), "OMP_NUM_THREADS": "1"},
@@ -50,6 +50,22 @@ def test_a_resumed_launch_equals_an_undisturbed_one(tmp_path: Path, mode: str) -
     assert [(each.step, each.attempt, each.world_size) for each in known] == [(3, 1, 2), (6, 2, 2)]
     names = {path.name for path in (folder / "step-000000000006-a2").iterdir()}
     assert names == {"__0_0.distcp", "__1_0.distcp", ".metadata", "structure.json", "manifest.json"}
+
+
+def test_ranks_that_save_by_time_save_after_the_same_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHECKPOINT_EVENTS", str(tmp_path / "events"))
+    launch(tmp_path / "store", "ddp", 600, "timed")
+    known = open_catalogue(str(tmp_path / "store")).committed()
+    assert known and all(each.world_size == 2 for each in known)
+    begun = [
+        [
+            event["step"]
+            for line in path.read_text().splitlines()
+            if (event := json.loads(line))["event"] == "save_started"
+        ]
+        for path in sorted(tmp_path.glob("events.rank-*.jsonl"))
+    ]
+    assert begun[0] == begun[1] and {each.step for each in known} <= set(begun[0])
 
 
 def test_ranks_agree_on_an_older_one_when_the_newest_is_damaged(tmp_path: Path) -> None:
