@@ -10,6 +10,7 @@ from pathlib import Path
 from checkpoint.api import CheckpointRef, Fence, open_catalogue
 from schedulers.api import AllocationSpec
 from supervisor.agent import api as agent
+from supervisor.controller.disk import Disk
 from supervisor.controller.effects import AttemptTemplate, RunEffects
 from supervisor.controller.ending import Ending
 from supervisor.controller.port import OrderQueues
@@ -40,6 +41,7 @@ class Launched:
             policy=Policy(),
             uri=str(root / "out"),
             ending=lambda: Ending((), None, None),
+            disk=Disk(root),
         )
 
     def launch(self, launch: decisions.Launch, state: RunState = STATE) -> agent.LaunchSpec:
