@@ -36,7 +36,7 @@ from supervisor.agent.processes import ProcessId
 from supervisor.agent.record import AttemptRecord, KnownRank
 from supervisor.agent.rotation import Rotation
 from supervisor.agent.stopping import Stopping
-from supervisor.agent.watching import RankWatch
+from supervisor.agent.watching import RankWatch, StepsRead
 from supervisor.training.control import ControlError, ControlPage
 
 _log = logging.getLogger(__name__)
@@ -225,26 +225,30 @@ class Attempt:
         self._ranks.read()
         if self._ranks.reporting != self._reporting:
             self._reporting, self._poll_at = self._ranks.reporting, now
-        self._tell_facts()
-        self._tell_steps()
+        self._tell_progress()
 
     def _poll(self) -> None:
-        self._tell_steps()
-        self._tell_facts()
+        self._tell_progress()
         self._site.tell_at_once(RanksPolled(self.record.attempt, time.time(), self._ranks.statuses(self._living)))
         self._rotation.tick([(each.rank, each.local_rank) for each in self._ranks.known.values()])
         for note in (*self._ranks.notes, *self._rotation.taken_notes()):
             _log.warning("attempt %d: %s", self.record.attempt, note)
         self._ranks.notes.clear()
 
-    def _tell_facts(self) -> None:
-        for fact in self._facts.read():
-            told = CheckpointFact(self.record.attempt, time.time(), fact)
-            (self._site.tell_at_once if facts.is_commit(fact) else self._site.tell)(told)
-
-    def _tell_steps(self) -> None:
+    def _tell_progress(self) -> None:
+        """Read after the steps and told before them: a restore comes before its first step; a commit is told last."""
         self._ranks.read()
-        read = self._ranks.taken_rows()
+        rows = self._ranks.taken_rows()
+        fresh = self._facts.read()
+        for fact in fresh:
+            if not facts.is_commit(fact):
+                self._site.tell(CheckpointFact(self.record.attempt, time.time(), fact))
+        self._tell_steps(rows)
+        for fact in fresh:
+            if facts.is_commit(fact):
+                self._site.tell_at_once(CheckpointFact(self.record.attempt, time.time(), fact))
+
+    def _tell_steps(self, read: StepsRead) -> None:
         if not read.rows:
             return
         is_first = self._rows_told < _FIRST_ROWS
@@ -256,7 +260,7 @@ class Attempt:
         at, code = time.time(), processes.exit_code(known.process)
         if code is None:
             code = processes.reap(known.process.pid)
-        self._tell_steps()
+        self._tell_progress()
         ended = RankExit(
             rank=known.rank,
             local_rank=known.local_rank,

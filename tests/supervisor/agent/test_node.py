@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,15 @@ from pathlib import Path
 import pytest
 
 from supervisor.agent import record
-from supervisor.agent.api import AttemptEnded, LaunchRefused, LaunchSpec, StartAttempt, StopAttempt, decode_report
+from supervisor.agent.api import (
+    AttemptEnded,
+    CheckpointFact,
+    LaunchRefused,
+    LaunchSpec,
+    StartAttempt,
+    StopAttempt,
+    decode_report,
+)
 from supervisor.agent.folders import AgentFolders
 from supervisor.agent.node import NodeAgent
 
@@ -76,3 +85,27 @@ def test_an_attempt_that_finds_no_room_is_refused_for_now_and_starts_when_there_
 
 def no_room(*_: object, **__: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+QUICK = """
+import os, sys, time
+with open(os.environ["CHECKPOINT_EVENTS"] + ".rank-0.jsonl", "w") as facts:
+    facts.write('{"event": "restored", "step": 4}\\n')
+print("iter 5: loss 2.0, time 20.00ms", flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_restore_is_told_before_its_first_step(agent: NodeAgent, tmp_path: Path) -> None:
+    command = (sys.executable, "-c", QUICK)
+    agent._obey(StartAttempt(1, LaunchSpec(command, str(tmp_path), (), str(tmp_path / "attempt"))))
+    assert agent._attempt is not None
+    while not (tmp_path / "attempt" / "launcher.out").read_text().endswith("ms\n"):
+        time.sleep(0.01)
+    while agent._attempt._rows_told == 0:
+        agent._attempt.tick(time.monotonic())
+    order = [r.fact["event"] if isinstance(r, CheckpointFact) else type(r).__name__ for r in told(agent)]
+    assert [each for each in order if each in ("restored", "StepsSeen")] == ["restored", "StepsSeen"]
+    agent._obey(StopAttempt(1, 0.0, False, 0, ""))
+    while agent._attempt is not None:
+        agent._turn()
