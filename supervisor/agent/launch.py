@@ -26,7 +26,8 @@ from supervisor.agent.processes import ProcessId
 _PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
 _KEEP_EXIT_CODE = (
     # The traps are commands, not '': an ignored signal would stay ignored in the launcher.
-    'trap : TERM INT HUP QUIT; "$@"; code=$?; printf %s "$code" >"$0.part" && mv -f "$0.part" "$0"; exit "$code"'
+    # Builtins only: a child would be one of the processes that a stop ends. Nobody reads before the wrapper is gone.
+    'trap : TERM INT HUP QUIT; "$@"; code=$?; printf %s "$code" >"$0"; exit "$code"'
 )
 _CHILD_WAIT_S = 2.0
 _FAILURE = re.compile(r"exitcode\s*: (-?\d+) \(pid: (\d+)\)")
