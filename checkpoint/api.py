@@ -29,6 +29,10 @@ class StateMismatchError(CheckpointError):
     """The checkpoint does not fit the state that was handed in; nothing was changed."""
 
 
+class ResumeGoneError(CheckpointError):
+    """The checkpoint to resume from is gone with all older ones, while younger ones are left."""
+
+
 class StoreError(CheckpointError):
     """The store cannot be used: unknown scheme, no rights, or a file that is not what it should be."""
 

@@ -20,6 +20,7 @@ from checkpoint.api import (
     DamagedFile,
     EntryState,
     Fence,
+    ResumeGoneError,
     Store,
     StoreError,
 )
@@ -160,13 +161,13 @@ class Catalogue:
         """Replace the fence, atomically and durably.
 
         Raises:
-            CheckpointError: the fence names a checkpoint to resume from that is gone with all older ones. It would hide
+            ResumeGoneError: the fence names a checkpoint to resume from that is gone with all older ones. It would hide
                 those that are left for ever, and leave nothing to resume from.
         """
         left = self.visible_refs()
         if fence.resume_step is not None and left and not fence.sealed:
             steps = ", ".join(str(ref.step) for ref in left)
-            raise CheckpointError(
+            raise ResumeGoneError(
                 f"there is no checkpoint of step {fence.resume_step} or older in {self.location} any more; left are "
                 f"those of steps {steps}"
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from schedulers.api import Allocation, AllocationSpec, NodeState, NodeStatus
 from supervisor.controller.api import RunView
-from supervisor.core.api import RunState, Severity, decisions, events
+from supervisor.core.api import Checkpoint, RunState, Severity, decisions, events
 
 
 class FakeClock:
@@ -76,6 +76,7 @@ class FakeEffects:
     carried_out: list[decisions.Decision] = field(default_factory=list)
     uris: list[str] = field(default_factory=list)
     health: list[bool] = field(default_factory=list)
+    checkpoints: tuple[Checkpoint, ...] | None = None
     looks: int = 0
     """How often the agents were looked after."""
 
@@ -93,6 +94,9 @@ class FakeEffects:
 
     def mark_health(self, state: RunState, healthy: bool) -> None:
         self.health.append(healthy)
+
+    def stored(self) -> tuple[Checkpoint, ...] | None:
+        return self.checkpoints
 
     def look_after_agents(self) -> None:
         self.looks += 1

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from checkpoint.api import CheckpointError
+from checkpoint.api import CheckpointError, ResumeGoneError
 from schedulers.api import AllocationSpec, NodeState, Scheduler
 from supervisor.agent import api as agent
 from supervisor.controller import fences, foreign, inquest, resume
@@ -78,7 +78,7 @@ class RunEffects:
     def carry_out(self, decision: decisions.Decision, state: RunState) -> events.Event | None:
         match decision:
             case decisions.Launch():
-                self._launch(decision, state)
+                return self._launch(decision, state)
             case decisions.Stop():
                 self._stop(decision)
             case decisions.KeepEvidence():
@@ -144,17 +144,21 @@ class RunEffects:
     def _whereabouts(self) -> foreign.Whereabouts:
         return foreign.Whereabouts(self._uri, self._template.checkpoint_pattern, self._template.working_folder)
 
-    def _launch(self, launch: decisions.Launch, state: RunState) -> None:
+    def _launch(self, launch: decisions.Launch, state: RunState) -> events.LaunchFailed | None:
         self._allocation = replace(self._allocation, excluded=launch.excluded)
         allocation = self._scheduler.submit(self._allocation)
         # A script that is told what to resume from keeps checkpoints in its own way, in a folder of its own.
         uri = None if self._template.resume_argument else self._uri
         unhealthy = [(each.step, each.attempt) for each in state.checkpoints if each.healthy is False]
-        fences.raise_fence(uri, self._folder.path, launch, self._allocation.run, unhealthy)
+        try:
+            fences.raise_fence(uri, self._folder.path, launch, self._allocation.run, unhealthy)
+        except ResumeGoneError as error:
+            return events.LaunchFailed(time.time(), launch.attempt, str(error), permanent=True)
         spec = self._spec(launch, state)
         for node in allocation.nodes:
             self._orders.put(node, agent.StartAttempt(launch.attempt, spec))
         inquest.prepare()
+        return None
 
     def _spec(self, launch: decisions.Launch, state: RunState) -> agent.LaunchSpec:
         template = self._template
@@ -232,6 +236,9 @@ class RunEffects:
 
     def _was_full(self, state: RunState) -> bool:
         return state.failure is not None and self._disk.was_full(state.failure.since)
+
+    def stored(self) -> tuple[Checkpoint, ...] | None:
+        return self._stored()[0]
 
     def _stored(self) -> tuple[tuple[Checkpoint, ...] | None, int]:
         """Checkpoints and newest attempt; nothing is known while the store is away, which must not hide the cause."""

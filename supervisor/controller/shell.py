@@ -14,7 +14,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -27,6 +27,8 @@ from supervisor.controller.steps_file import StepsFile
 from supervisor.core.accounting import Ledger
 from supervisor.core.api import (
     LIVE_PHASES,
+    Checkpoint,
+    OrderKind,
     Outcome,
     Phase,
     Policy,
@@ -47,6 +49,8 @@ REPEAT_S = 10.0
 LOOK_AFTER_S = 5.0
 """Between looks at whether the agents live, while an attempt may."""
 ACKNOWLEDGE_S = 30.0
+GOING_BACK = frozenset({OrderKind.ROLLBACK, OrderKind.SKIP})
+"""Orders for which the store is asked what it holds."""
 HELD_PHASES = frozenset({Phase.LAUNCHING, Phase.DIAGNOSING, Phase.PROBING, Phase.WAITING})
 """Phases that wait for room on a full disk, whatever their deadline: nothing trains, and nothing can be launched."""
 SLEPT_S = 15.0
@@ -62,6 +66,9 @@ class Effects(Protocol):
         """Where the run's checkpoints are."""
 
     def mark_health(self, state: RunState, healthy: bool) -> None: ...
+
+    def stored(self) -> tuple[Checkpoint, ...] | None:
+        """The checkpoints that the store holds, oldest first; None when it cannot be asked. From any thread."""
 
     def look_after_agents(self) -> None:
         """Start again agents that are gone; called every few seconds while an attempt may be alive."""
@@ -169,7 +176,9 @@ class Shell:
             raise ValueError("the controller is busy; send the reports again")
 
     def take_order(self, raw: dict[str, Any]) -> dict[str, Any]:
-        ordered = Ordered(_decode_order(raw, self._clock()))
+        order = _decode_order(raw, self._clock())
+        stored = self._effects.stored() if order.order in GOING_BACK else None
+        ordered = Ordered(replace(order, checkpoints=stored))
         self._inbox.put(ordered)
         try:
             return {"answer": ordered.answer.get(timeout=ACKNOWLEDGE_S)}

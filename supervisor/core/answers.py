@@ -10,12 +10,11 @@ from supervisor.core.decisions import Cordon, Launch, Notify
 from supervisor.core.failures import SPIKES
 from supervisor.core.policy import Policy
 from supervisor.core.spikes import remember_rollback, rollback_launch
-from supervisor.core.state import CHECKPOINTS_REMEMBERED, FAILURES_REMEMBERED, Proposal, RunState
+from supervisor.core.state import FAILURES_REMEMBERED, Proposal, RunState
 from supervisor.core.transitions import (
     Step,
     abandoned,
     describe_resume,
-    is_cut_off,
     launching,
     may_start_over,
     newest,
@@ -25,12 +24,12 @@ from supervisor.core.transitions import (
     urgent,
     waiting,
     warning,
+    what_counts_of,
 )
 from supervisor.core.values import (
     UNKNOWN,
     Action,
     Category,
-    Checkpoint,
     Failure,
     FailureKind,
     Grant,
@@ -73,10 +72,8 @@ def on_diagnosed(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
     verdict = event.verdict
     failure = replace(state.failure, verdict=verdict)
     past = PastFailure(event.at, verdict.reason, verdict.category, failure.step, state.attempt, failure.trained)
-    listed = event.checkpoints
-    if listed == () and not may_start_over(state, policy):
-        listed = None  # A file system that is not mounted looks like one that holds no checkpoint.
-    known = state.checkpoints if listed is None else _listed(state, listed)
+    listed = what_counts_of(event.checkpoints, state, policy)
+    known = state.checkpoints if listed is None else listed
     remembered = max(FAILURES_REMEMBERED, sum(budget.count + 1 for _, budget in policy.budgets))
     progressed = state.step is not None and (state.newest_step is None or state.step > state.newest_step)
     judged = replace(
@@ -96,14 +93,6 @@ def on_diagnosed(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:
 
 def on_diagnosis_overdue(state: RunState, at: float, policy: Policy) -> Step:
     return on_diagnosed(state, e.Diagnosed(at, state.attempt, UNKNOWN), policy)
-
-
-def _listed(state: RunState, listed: tuple[Checkpoint, ...]) -> tuple[Checkpoint, ...]:
-    """What counts of the store; a checkpoint once known to be unhealthy stays so, since manifests do not tell."""
-    listed = tuple(c for c in listed if not is_cut_off(state, c))
-    unhealthy = {(c.step, c.attempt) for c in state.checkpoints if c.healthy is False}
-    marked = (replace(c, healthy=False) if (c.step, c.attempt) in unhealthy else c for c in listed)
-    return tuple(marked)[-CHECKPOINTS_REMEMBERED:]
 
 
 def _answer(state: RunState, event: e.Diagnosed, policy: Policy) -> Step:

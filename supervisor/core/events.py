@@ -169,6 +169,8 @@ class OrderGiven:
     node: str | None = None
     incident: int | None = None
     reason: str | None = None
+    checkpoints: tuple[Checkpoint, ...] | None = None
+    """What the store holds now, for an order that goes back; retention may have pruned what is remembered."""
 
 
 @dataclass(frozen=True, slots=True)

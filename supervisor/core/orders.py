@@ -23,6 +23,7 @@ from supervisor.core.transitions import (
     stopping,
     urgent,
     waiting,
+    what_counts_of,
 )
 from supervisor.core.values import BatchRange, Grant, OrderKind, Phase, WaitFor
 
@@ -42,7 +43,9 @@ def on_stop_signalled(state: RunState, event: e.StopSignalled, policy: Policy) -
 
 
 def on_order_given(state: RunState, event: e.OrderGiven, policy: Policy) -> Step:
-    counted = replace(state, interventions=state.interventions + 1)
+    listed = what_counts_of(event.checkpoints, state, policy)
+    known = state.checkpoints if listed is None else listed
+    counted = replace(state, interventions=state.interventions + 1, checkpoints=known)
     entered, decisions = ORDERS[event.order](counted, event, policy)
     because = f": {event.why}" if event.why else ""
     return entered, (note(f"{event.who} ordered {event.order.value}{because}"), *decisions)

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from supervisor.core.decisions import Decision, Diagnose, Finish, Launch, Notify, Probe, Release, Stop
 from supervisor.core.policy import Policy
-from supervisor.core.state import AfterStop, Outcome, Proposal, RunState
+from supervisor.core.state import CHECKPOINTS_REMEMBERED, AfterStop, Outcome, Proposal, RunState
 from supervisor.core.values import FOREIGN, Checkpoint, CutOff, Phase, Severity, WaitFor
 
 Step: TypeAlias = tuple[RunState, tuple[Decision, ...]]
@@ -108,6 +108,21 @@ def is_cut_off(state: RunState, checkpoint: Checkpoint) -> bool:
         return False
     reached = max(cut.resume_step, state.step or 0, state.newest_step or 0)
     return reached < checkpoint.step <= cut.newest_step
+
+
+def what_counts_of(
+    stored: tuple[Checkpoint, ...] | None, state: RunState, policy: Policy
+) -> tuple[Checkpoint, ...] | None:
+    """The checkpoints of a store that may be resumed from; None when the listing tells nothing.
+
+    A checkpoint once known to be unhealthy stays so, since manifests do not tell.
+    """
+    if stored is None or (stored == () and not may_start_over(state, policy)):
+        return None  # A file system that is not mounted looks like one that holds no checkpoint.
+    unhealthy = {(c.step, c.attempt) for c in state.checkpoints if c.healthy is False}
+    fitting = (c for c in stored if not is_cut_off(state, c))
+    marked = (replace(c, healthy=False) if (c.step, c.attempt) in unhealthy else c for c in fitting)
+    return tuple(marked)[-CHECKPOINTS_REMEMBERED:]
 
 
 def stopping(

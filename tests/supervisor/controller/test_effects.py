@@ -15,7 +15,7 @@ from supervisor.controller.effects import AttemptTemplate, RunEffects
 from supervisor.controller.ending import Ending
 from supervisor.controller.port import OrderQueues
 from supervisor.controller.run_folder import RunFolder
-from supervisor.core.api import FOREIGN, Checkpoint, Phase, Policy, RunState, decisions
+from supervisor.core.api import FOREIGN, Checkpoint, Phase, Policy, RunState, decisions, events
 from supervisor.core.values import CutOff
 from tests.checkpoint.test_catalogue import commit
 from tests.fakes import FakeScheduler
@@ -100,3 +100,12 @@ def test_the_checkpoint_library_is_told_of_failures_and_of_health_that_was_found
     launched.effects.carry_out(decisions.Launch(2, Checkpoint(3, 1)), state)
     assert launched.launch(decisions.Launch(2, Checkpoint(3, 1)), state) == spec
     assert [(each.step, each.healthy) for each in catalogue.committed()] == [(1, False), (2, False), (3, True)]
+
+
+def test_a_launch_from_a_checkpoint_that_was_pruned_with_all_older_ones_fails_for_good(tmp_path: Path) -> None:
+    commit(tmp_path / "out", 40)
+    effects = Launched(tmp_path, resume_argument=()).effects
+    failed = effects.carry_out(decisions.Launch(2, Checkpoint(20, 1)), STATE)
+    assert isinstance(failed, events.LaunchFailed) and failed.permanent
+    assert "no checkpoint of step 20 or older" in failed.message and "steps 40" in failed.message
+    assert effects.stored() == (Checkpoint(40, 1, None, None),)

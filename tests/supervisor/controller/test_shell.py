@@ -23,6 +23,7 @@ from supervisor.core.accounting import Ledger
 from supervisor.core.api import (
     Action,
     Category,
+    Checkpoint,
     OrderKind,
     Outcome,
     Phase,
@@ -248,6 +249,18 @@ def test_a_person_is_answered_and_counted(tmp_path: Path) -> None:
     assert any("kim ordered freeze: maintenance" in line for line in answer["answer"])
     view = run.shell.view()
     assert view["interventions"] == 1
+    run.report(ended(0))
+    run.end()
+
+
+def test_an_order_that_goes_back_asks_the_store_what_it_still_holds(tmp_path: Path) -> None:
+    run = Running(tmp_path).start()
+    run.effects.checkpoints = (Checkpoint(40, 1),)
+    committed = {"event": "committed", "step": 20, "checkpoint_attempt": 1}
+    run.report(agent.AttemptBegan(1, time.time(), 9, False), agent.CheckpointFact(1, time.time(), committed), step(50))
+    order = events.OrderGiven(0.0, OrderKind.ROLLBACK, "kim", step=25)
+    (_, refused) = run.shell.take_order(codec.encode(order))["answer"]
+    assert "no committed checkpoint at or before step 25; known steps: 40" in refused
     run.report(ended(0))
     run.end()
 

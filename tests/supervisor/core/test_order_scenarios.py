@@ -29,7 +29,9 @@ from tests.supervisor.core.journeys import (
 )
 from tests.supervisor.core.scenarios import Scenario, check, title
 
+SMALL_MARGIN = Policy(rollback_margin_steps=20)
 AT_80 = Checkpoint(80, 1, 80)
+AT_95 = Checkpoint(95, 1, 95)
 FINISH = d.Finish(1, 60.0)
 AT_ONCE = d.Stop(1, 0, 0.0, False)
 BEFORE_FIRST_STEP = d.Stop(1, 0, 5.0, False)
@@ -184,6 +186,25 @@ SCENARIOS = (
         lambda: training(ADVISE).commit(80).commit(95).end().diagnose().order(ROLLBACK, step=80),
         Phase.LAUNCHING,
         (d.Launch(2, resume=AT_80),),
+    ),
+    Scenario(
+        "roll back to what retention has left",
+        lambda: training().commit(60).commit(80).order(ROLLBACK, step=90, checkpoints=(AT_80, AT_95)).end(),
+        Phase.LAUNCHING,
+        (d.Launch(2, resume=AT_80),),
+    ),
+    Scenario(
+        "roll back to what retention has pruned",
+        lambda: training().commit(60).commit(80).order(ROLLBACK, step=70, checkpoints=(AT_80,)),
+        Phase.TRAINING,
+        (),
+        "refused: no committed checkpoint at or before step 70; known steps: 80",
+    ),
+    Scenario(
+        "skip while the store looks empty, as it does when it is not mounted",
+        lambda: training(SMALL_MARGIN).commit(80).order(SKIP, first=85, last=90, checkpoints=()).end(),
+        Phase.LAUNCHING,
+        (d.Launch(2, resume=AT_80, skipped=(BatchRange(85, 90),)),),
     ),
     Scenario(
         "roll back to before everything",
