@@ -95,6 +95,7 @@ class Attempt:
         self._evidence: threading.Thread | None = None
         self._evidence_taken: set[int] = set()
         self._signalled: set[ProcessId] = set()
+        self._codes: dict[ProcessId, int] = {}
         self._stuck_told: set[ProcessId] = set()
 
     @property
@@ -131,6 +132,7 @@ class Attempt:
 
     def on_exit(self, process: ProcessId) -> None:
         """A process that `resume` or a look had watched is gone."""
+        self._keep_codes()
         known = self._living.pop(process, None)
         if known is not None:
             self._on_rank_exit(known)
@@ -256,10 +258,23 @@ class Attempt:
         told = StepsSeen(self.record.attempt, time.time(), read.source, read.rows)
         (self._site.tell_at_once if is_first else self._site.tell)(told)
 
-    def _on_rank_exit(self, known: KnownRank) -> None:
-        at, code = time.time(), processes.exit_code(known.process)
+    def _keep_codes(self) -> None:
+        """Of every rank that has ended, before anything slow is done: its parent may wait for it at any moment."""
+        for process in self._living:
+            if process not in self._codes and (code := processes.exit_code(process)) is not None:
+                self._codes[process] = code
+
+    def _code_of(self, process: ProcessId) -> int | None:
+        code = self._codes.pop(process, None)
         if code is None:
-            code = processes.reap(known.process.pid)
+            code = processes.reap(process.pid)
+        if code is None and self._stopping is not None and process in self._stopping.forced:
+            # Its parent was faster than we, but it lived when we sent this.
+            return -signal.SIGKILL
+        return code
+
+    def _on_rank_exit(self, known: KnownRank) -> None:
+        at, code = time.time(), self._code_of(known.process)
         self._tell_progress()
         ended = RankExit(
             rank=known.rank,

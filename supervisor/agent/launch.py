@@ -27,7 +27,10 @@ _PASSING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EAGAIN, errno.ENOMEM, er
 _KEEP_EXIT_CODE = (
     # The traps are commands, not '': an ignored signal would stay ignored in the launcher.
     # Builtins only: a child would be one of the processes that a stop ends. Nobody reads before the wrapper is gone.
-    'trap : TERM INT HUP QUIT; "$@"; code=$?; printf %s "$code" >"$0"; exit "$code"'
+    # Its own standard error is nowhere: a shell says "Killed" in the middle of what the launcher was writing.
+    # The command's redirection would hold for dash's own words too, were it not for the parentheses.
+    "exec 3>&2 2>/dev/null; trap : TERM INT HUP QUIT; "
+    '(exec "$@" 2>&3 3>&-); code=$?; printf %s "$code" >"$0"; exit "$code"'
 )
 _CHILD_WAIT_S = 2.0
 _FAILURE = re.compile(r"exitcode\s*: (-?\d+) \(pid: (\d+)\)")

@@ -30,6 +30,8 @@ _BARE = re.compile(
 _GROUP_MARGIN = re.compile(r"^\s*(?:\| ?|\+-[+-]+(?: \d+ -+)?\s?)")
 _CAUSED_BY = "The above exception was the direct cause of"
 _WHILE_HANDLING = "During handling of the above exception"
+_SHELL_WORDS = frozenset({"Killed", "Terminated", "Aborted", "Hangup", "Interrupt", "Quit", "Stopped"})
+"""What a shell prints when a signal ends its command (bash and dash, from strsignal): not an exception's name."""
 _NOT_FATAL = ("Exception ignored in", "Exception in thread", "--- Logging error ---", "Error in atexit")
 _CLEANUP_FUNCTIONS = frozenset(
     {"__exit__", "__del__", "__aexit__", "close", "shutdown", "cleanup", "finish", "terminate"}
@@ -122,6 +124,14 @@ class TracebackReader:
         self._inside = True
         self._lines_inside = 0
 
+    def _cut_off(self) -> None:
+        """The process was killed while it wrote, so nobody knows what it was about to say."""
+        self._frames.clear()
+        self._inside = False
+        self._link = Link.NONE
+        self._fatal = True
+        self._since_exception = _LONGEST_GAP + 1
+
     def _read_inside(self, text: str, line_number: int) -> PythonError | None:
         self._lines_inside += 1
         if self._lines_inside > _LONGEST_TRACEBACK:
@@ -132,6 +142,9 @@ class TracebackReader:
             self._frames.append(Frame(found[1], int(found[2][:9]), found[3] or ""))
             return None
         if not text or text[0] in " \t":
+            return None
+        if text.rstrip() in _SHELL_WORDS:
+            self._cut_off()
             return None
         exception = _EXCEPTION.match(text)
         if exception is None:

@@ -106,7 +106,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def torchrun(*arguments: str) -> tuple[str, ...]:
-    return (str(TORCHRUN), "--standalone", "--nproc-per-node", "2", "train.py", *arguments)
+    return (str(TORCHRUN), "--standalone", "--nproc-per-node", "2", "--monitor-interval", "1", "train.py", *arguments)
 
 
 def small_ranks(way: str) -> tuple[str, ...]:
@@ -172,6 +172,14 @@ def test_ranks_that_ignore_sigterm_are_killed_after_the_grace(bench: Bench) -> N
     ended = bench.stop(1, grace_s=0.5)
     assert [(rank.exit_code, rank.by_us) for rank in ended.ranks] == [(-signal.SIGKILL, True)] * 2
     assert all(is_gone(rank.pid) for rank in ranks) and is_gone(bench.began(1).launcher_pid)
+
+
+def test_a_rank_that_we_killed_is_told_so_although_its_launcher_waited_for_it_first(bench: Bench) -> None:
+    bench.start(1, ("env", "EAGER=1", *small_ranks("stubborn")))
+    bench.ranks(1)
+    bench.stepped(1)
+    ended = bench.stop(1, grace_s=0.5)
+    assert [(rank.exit_code, rank.by_us) for rank in ended.ranks] == [(-signal.SIGKILL, True)] * 2
 
 
 def test_an_agent_started_anew_adopts_the_running_attempt_and_starts_none(bench: Bench) -> None:

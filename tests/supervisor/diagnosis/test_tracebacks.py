@@ -95,3 +95,17 @@ def test_an_ignored_exception_is_not_fatal() -> None:
     text = header + '  File "w.py", line 1, in d\n    x\nTypeError: x\n'
     (error,) = parse_tracebacks(text)
     assert not error.fatal
+
+
+@pytest.mark.parametrize("word", ["Killed", "Terminated", "Aborted"])
+def test_a_traceback_that_a_kill_cut_off_says_nothing(word: str) -> None:
+    cut = (
+        "Traceback (most recent call last):\n"
+        '  File "/opt/bin/torchrun", line 6, in <module>\n'
+        "    sys.exit(main())\n"
+        '  File "/opt/torch/distributed/elastic/multiprocessing/errors/__init__.py", line 367, in wrapper\n'
+        f"{word}\n"
+    )
+    assert list(parse_tracebacks(cut)) == []
+    later = cut + 'Traceback (most recent call last):\n  File "train.py", line 1, in <module>\n' + "KeyError: 'lr'\n"
+    assert [(error.text, len(error.frames)) for error in parse_tracebacks(later)] == [("KeyError: 'lr'", 1)]

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts ranks as torchrun does, without torch: `launcher.py RANKS PROGRAM...`; ends when one fails or all are done."""
+"""Starts ranks as torchrun does, without torch: `launcher.py RANKS PROGRAM...`; ends when one fails or all are done.
+
+With EAGER=1 it waits for a rank in the instant of its end, so that nobody else can read how it ended.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,15 @@ def main() -> int:
         )
         for rank in range(count)
     ]
+    if os.environ.get("EAGER") == "1":
+        return max(abs(os.waitstatus_to_exitcode(os.wait()[1])) for _ in ranks)
     while True:
         codes = [rank.poll() for rank in ranks]
         if all(code == 0 for code in codes):
             return 0
         if any(code not in (None, 0) for code in codes):
             return 1
-        time.sleep(0.1)
+        time.sleep(0.5)
 
 
 if __name__ == "__main__":
