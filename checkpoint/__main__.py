@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m checkpoint ls|verify|prune URI`: look at a store of checkpoints, check it, thin it out. Free of torch."""
+"""`python -m checkpoint ls|verify|prune|writer URI`: look at a store, check it, thin it out; free of torch.
+
+`writer` is the process that ranks start to have their snapshots written; it imports no more than it must.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,6 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from rich.table import Table
 
 from checkpoint.api import CatalogueEntry, CheckpointError, CheckpointRef, DamagedFile, EntryState, open_catalogue
 from checkpoint.catalogue import Catalogue
@@ -26,6 +25,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; 0 well, 1 damage found, 2 it could not be done."""
     options = _parser().parse_args(arguments)
     try:
+        if options.command is None:
+            return _write(options)
         command: Callable[[Catalogue, argparse.Namespace], int] = options.command
         return command(_opened(options.uri), options)
     except (CheckpointError, OSError) as error:
@@ -45,7 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m checkpoint", description="The catalogue of checkpoints in a store.", epilog=_EXIT_CODES
     )
-    commands = parser.add_subparsers(required=True, metavar="ls|verify|prune")
+    commands = parser.add_subparsers(required=True, metavar="ls|verify|prune|writer")
     summaries = {
         "ls": ("list every checkpoint folder, those of other programs too", _ls),
         "verify": ("read every byte and name each damaged file; exit 1 when there is one", _verify),
@@ -61,7 +62,20 @@ def _parser() -> argparse.ArgumentParser:
         if name == "prune":
             sub.add_argument("--keep", type=int, required=True, metavar="N", help="how many visible ones stay")
             sub.add_argument("--dry-run", action="store_true", help="only say what would be deleted")
+    writer = commands.add_parser("writer", help="write the snapshots of this node's ranks; started by the ranks")
+    writer.add_argument("uri", metavar="URI", help="path or URI of the checkpoints' folder, as the ranks name it")
+    writer.add_argument("--linger", type=float, default=30.0, metavar="S", help="how long to stay when ranks died")
+    writer.add_argument("--detach", action="store_true", help="go on in the background, in a session of its own")
+    writer.set_defaults(command=None)
     return parser
+
+
+def _write(options: argparse.Namespace) -> int:
+    from checkpoint import writer_process
+
+    if options.detach and not writer_process.detach():
+        return 0
+    return writer_process.serve(options.uri, options.linger)
 
 
 def _ls(catalogue: Catalogue, options: argparse.Namespace) -> int:
@@ -71,6 +85,9 @@ def _ls(catalogue: Catalogue, options: argparse.Namespace) -> int:
         entries = [own_as_json(each, tier) for each in own] + [foreign_as_json(each, tier) for each in foreign]
         print(json.dumps(entries, indent=1))
         return 0
+    from rich.console import Console
+    from rich.table import Table
+
     rows = [own_as_row(each, tier) for each in own] + [foreign_as_row(each, tier) for each in foreign]
     console = Console()
     if not rows:
@@ -126,6 +143,16 @@ def _verified(
 @contextmanager
 def _progress(entries: Sequence[CatalogueEntry]) -> Iterator[Callable[[int], None] | None]:
     """Takes the bytes that were read; None where standard error is no terminal."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
     console = Console(stderr=True)
     if not console.is_terminal or not entries:
         yield None

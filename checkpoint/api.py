@@ -185,6 +185,12 @@ class Store(Protocol):
     def create(self, name: str) -> AbstractContextManager[Sink]:
         """Write a file as a stream; it is durable when the block ends without an error."""
 
+    def put_buffer(self, name: str, payload: memoryview, length: int) -> None:
+        """Write the first `length` bytes of page-aligned memory as a file, as fast as the store takes them.
+
+        `payload` reaches to the end of the last page, for stores that write whole pages.
+        """
+
     def make_folder(self, folder: str) -> None:
         """Make a folder unless it is there."""
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Phase two of a commit, on rank 0: wait for all plans, merge them, write the metadata and the manifest, rename.
 
-    ranks   step-N-aA.tmp/ : __0_0.distcp plan-0.json   __1_0.distcp plan-1.json       (each fsynced, phase one)
+    ranks   step-N-aA.tmp/ : __0_0.distcp              __1_0.distcp plan-1.json       (each fsynced, phase one)
     rank 0  .metadata, structure.json, manifest.json -> fence still ours? -> rename to step-N-aA/ -> fsync of the parent
 
 A crash anywhere leaves only a folder that does not count. `.metadata` is a pickle because PyTorch's format says so:
@@ -13,8 +13,6 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from threading import Event
 
 import torch
 import xxhash
@@ -33,41 +31,19 @@ from checkpoint.api import CheckpointError, CheckpointRef, Store
 from checkpoint.lineage import folder_of, partial_folder_of
 from checkpoint.manifest import MANIFEST, METADATA, STRUCTURE, FileRecord, Manifest, encode_manifest
 from checkpoint.plan import MergedPlan, RankPlan, TensorFacts, WrittenItem, decode_plan, encode_paths, merge, plan_name
-
-_POLL_S = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class Notes:
-    """What the manifest says beside the state itself."""
-
-    run: str
-    position: int | None
-    skipped: tuple[tuple[int, int], ...]
-    healthy: bool | None
+from checkpoint.record import Notes
 
 
-def await_plans(
-    store: Store, ref: CheckpointRef, own: RankPlan, *, deadline_s: float, abandon: Event
-) -> list[RankPlan]:
-    """Wait until every rank's plan of this very save is there; returns them by rank.
-
-    Raises:
-        CheckpointError: the deadline passed or the save was abandoned; the message names the missing ranks.
-    """
+def gather_plans(store: Store, ref: CheckpointRef, own: RankPlan, known: dict[int, RankPlan]) -> None:
+    """Add to the known plans, by rank, those of this very save that have come."""
     folder = partial_folder_of(ref)
-    plans = {own.rank: own}
-    ends = time.monotonic() + deadline_s
-    while True:
-        for rank in range(own.world_size):
-            if rank not in plans and (plan := _read_plan(store, folder, rank, own)):
-                plans[rank] = plan
-        if len(plans) == own.world_size or any(plan.error for plan in plans.values()):
-            return [plans[rank] for rank in sorted(plans)]
-        if abandon.is_set() or time.monotonic() >= ends:
-            missing = ", ".join(str(rank) for rank in range(own.world_size) if rank not in plans)
-            raise CheckpointError(f"rank {missing} did not write its part of {ref} within {deadline_s:g} s")
-        abandon.wait(_POLL_S)
+    known[own.rank] = own
+    if len(known) == own.world_size:
+        return
+    there = store.files(folder)
+    for rank in range(own.world_size):
+        if rank not in known and plan_name(rank) in there and (plan := _read_plan(store, folder, rank, own)):
+            known[rank] = plan
 
 
 def publish(
@@ -80,6 +56,7 @@ def publish(
 
     Raises:
         PlanError: the plans do not make one whole checkpoint.
+        CheckpointError: a file that they name is gone.
         OSError: the store could not take it.
     """
     merged = merge(plans)
@@ -89,6 +66,7 @@ def publish(
         STRUCTURE: encode_paths(merged.paths),
     }
     files = dict(merged.files)
+    _demand_files(store, folder, files)
     for name, payload in added.items():
         store.write(f"{folder}/{name}", payload)
         files[name] = FileRecord(len(payload), xxhash.xxh3_128_hexdigest(payload))
@@ -109,6 +87,14 @@ def publish(
     fence_holds()
     store.rename(folder, folder_of(ref))
     return manifest
+
+
+def _demand_files(store: Store, folder: str, files: Mapping[str, FileRecord]) -> None:
+    """What the plans name must still be there: another process may have cleaned up meanwhile."""
+    there = store.files(folder)
+    gone = [name for name, record in files.items() if there.get(name) != record.bytes]
+    if gone:
+        raise CheckpointError(f"{folder} has lost {', '.join(sorted(gone))} before the commit")
 
 
 def build_metadata(merged: MergedPlan, *, save_id: str) -> Metadata:

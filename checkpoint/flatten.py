@@ -52,7 +52,8 @@ def flatten(key: str, value: object) -> dict[str, Leaf]:
         name = fqn(path)
         if name in leaves:
             raise CheckpointError(f"state: two values are called {name!r}; rename the key that holds a dot")
-        if isinstance(leaf, Stateful):
+        # The check by protocol is slow, and a model has thousands of tensors.
+        if not isinstance(leaf, torch.Tensor) and isinstance(leaf, Stateful):
             raise CheckpointError(
                 f"state: {name} is a {type(leaf).__name__} inside a container; put it at the top level of the state"
             )
@@ -99,7 +100,9 @@ def assign(state: dict[str, Any], leaf: Leaf) -> None:
 
 
 def _walk(path: LeafPath, value: object) -> Iterator[tuple[LeafPath, object]]:
-    if isinstance(value, Mapping) and value:
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, Mapping) and value:
         for key, inner in value.items():
             if type(key) not in (str, int):
                 raise CheckpointError(

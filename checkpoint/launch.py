@@ -92,6 +92,13 @@ def settle(catalogue: Catalogue, orders: Orders, environment: Mapping[str, str])
     return Identity(rank, world_size, _learn_attempt(catalogue, token), token)
 
 
+def rank_of(environment: Mapping[str, str]) -> int:
+    """The rank as the process group, or else the environment, has it."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank()
+    return int(environment.get("RANK", "0"))
+
+
 def open_fence(catalogue: Catalogue, orders: Orders, token: str) -> int:
     """Move the fence to this launch's attempt, sealing what is visible up to its resume point; returns the attempt.
 

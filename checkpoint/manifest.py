@@ -192,6 +192,11 @@ def checksum(store: Store, name: str, told: Callable[[int], object] | None = Non
     return digest.hexdigest()
 
 
+def short_digest(text: str) -> str:
+    """A name of 16 letters and digits for any text."""
+    return xxhash.xxh3_64_hexdigest(text.encode())
+
+
 def damaged_files(
     store: Store, folder: str, *, share: int = 0, shares: int = 1, told: Callable[[int], object] | None = None
 ) -> list[DamagedFile]:

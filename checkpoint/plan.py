@@ -163,8 +163,8 @@ def encode_plan(plan: RankPlan) -> bytes:
         "error": plan.error,
         "files": {name: [each.bytes, each.xxh3] for name, each in plan.files.items()},
         "tensors": {fqn: [each.dtype, each.size, each.requires_grad] for fqn, each in plan.tensors.items()},
-        "paths": _plain_paths(plan.paths),
-        "items": [[i.fqn, i.file, i.start, i.length, i.offsets, i.sizes] for i in plan.items],
+        "paths": plain_paths(plan.paths),
+        "items": plain_items(plan.items),
     }
     return json.dumps(content, separators=(",", ":")).encode()
 
@@ -197,7 +197,7 @@ def decode_plan(payload: bytes) -> RankPlan:
 
 def encode_paths(paths: Mapping[str, LeafPath]) -> bytes:
     """The structure file: how the state's dicts and lists are nested, with their keys' types."""
-    return json.dumps(_plain_paths(paths), separators=(",", ":")).encode()
+    return json.dumps(plain_paths(paths), separators=(",", ":")).encode()
 
 
 def decode_paths(payload: bytes) -> dict[str, LeafPath]:
@@ -209,7 +209,13 @@ def decode_paths(payload: bytes) -> dict[str, LeafPath]:
     return _read_paths(json.loads(payload))
 
 
-def _plain_paths(paths: Mapping[str, LeafPath]) -> dict[str, Any]:
+def plain_items(items: Iterable[WrittenItem]) -> list[Any]:
+    """Items as JSON has them."""
+    return [[each.fqn, each.file, each.start, each.length, each.offsets, each.sizes] for each in items]
+
+
+def plain_paths(paths: Mapping[str, LeafPath]) -> dict[str, Any]:
+    """Paths as JSON has them."""
     return {fqn: [path.parts, sorted(path.lists)] for fqn, path in paths.items()}
 
 

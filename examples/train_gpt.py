@@ -54,7 +54,7 @@ def main() -> None:
                 progress.say(f"step {step} held-out loss {gpt.evaluate(network, batches):.4f}")
         should_stop = run.should_stop
         if checkpoints.due(step) or should_stop or step == options.steps:
-            checkpoints.save(step, state)
+            checkpoints.save(step, state, wait=step == options.steps)
         if should_stop:
             break
     checkpoints.close()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from checkpoint.api import Sink
+from checkpoint.stores import direct
 
 
 class PosixStore:
@@ -66,6 +67,11 @@ class PosixStore:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
+        _sync_folder(path.parent)
+
+    def put_buffer(self, name: str, payload: memoryview, length: int) -> None:
+        path = self._root / name
+        direct.write_file(path, payload, length)
         _sync_folder(path.parent)
 
     def make_folder(self, folder: str) -> None:

@@ -60,6 +60,11 @@ class FaultyStore:
             yield _FaultySink(sink, self._change, name)
             self._change(f"finish {name}")
 
+    def put_buffer(self, name: str, payload: memoryview, length: int) -> None:
+        self._change(f"put {name}")
+        self._store.put_buffer(name, payload, length)
+        self._change(f"finish {name}")
+
     def make_folder(self, folder: str) -> None:
         self._change(f"make {folder}")
         self._store.make_folder(folder)

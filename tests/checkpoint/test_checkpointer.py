@@ -89,7 +89,7 @@ def test_saves_are_due_at_multiples_of_every(tmp_path: Path) -> None:
 def test_only_the_newest_stay(tmp_path: Path) -> None:
     with Checkpointer(tmp_path, keep=2, keep_every=4) as checkpointer:
         for step in range(1, 8):
-            checkpointer.save(step, {"x": step})
+            checkpointer.save(step, {"x": step}, wait=True)
     assert committed_steps(tmp_path) == [4, 6, 7]
 
 

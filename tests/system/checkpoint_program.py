@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The training that the checkpoint system tests launch: `checkpoint_program.py FOLDER MODE STEPS [crash|timed]`.
+"""The training that the checkpoint tests launch: `checkpoint_program.py FOLDER MODE STEPS [crash|timed|resave]`.
 
 MODE is `ddp`, `fsdp` (FSDP2 over all ranks) or `bare` (ranks without a process group). Rank r writes the losses and a
-digest of its final state to `<FOLDER>.rank-<r>.json`. `timed` saves by time, in slow steps.
+digest of its final state to `<FOLDER>.rank-<r>.json`. `timed` saves by time, in slow steps;
+`resave` does not train but saves what was restored.
 """
 
 from __future__ import annotations
@@ -82,6 +83,9 @@ def main() -> None:
     losses = {}
     checkpointer = Checkpointer(folder, every="5s" if "timed" in sys.argv else SAVE_EVERY)
     start = checkpointer.restore(state) or 0
+    if "resave" in sys.argv:
+        checkpointer.save(start + 1, state, wait=True)
+        steps = start
     for step in range(start + 1, steps + 1):
         losses[step] = train_step(state, step)
         if "timed" in sys.argv:

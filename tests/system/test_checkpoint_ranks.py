@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from checkpoint import Checkpointer
 from checkpoint.api import open_catalogue
@@ -84,6 +85,30 @@ def test_two_ranks_state_loads_in_one_process(tmp_path: Path) -> None:
     with Checkpointer(folder) as checkpointer:
         assert checkpointer.restore(state) == 3
     assert state["average"].eq(6).all() and torch.is_tensor(state["optimizer"].state_dict()["state"][0]["exp_avg"])
+
+
+def as_plain_pytorch_reads(folder: Path, scratch: Path) -> dict[str, Any]:
+    dcp_to_torch_save(folder, scratch)
+    return dict(torch.load(scratch, weights_only=False))
+
+
+@pytest.mark.parametrize("mode", ["ddp", "fsdp"])
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")
+def test_a_state_goes_from_two_ranks_to_four_to_one_and_plain_pytorch_reads_each(tmp_path: Path, mode: str) -> None:
+    folder = tmp_path / "store"
+    launch(folder, mode, 3)
+    launch(folder, mode, 3, "resave", ranks=4)
+    launch(folder, mode, 3, "resave", ranks=1)
+    known = open_catalogue(str(folder)).committed()
+    assert [(each.step, each.world_size) for each in known] == [(3, 2), (4, 4), (5, 1)]
+    two, four, one = (as_plain_pytorch_reads(Path(each.uri), tmp_path / "whole") for each in known)
+    assert torch.equal(two["average"], torch.full((2,), 6.0)) and two["model"].keys() == one["model"].keys()
+    for name, value in two["model"].items():
+        assert torch.equal(value, four["model"][name]) and torch.equal(value, one["model"][name]), name
+    for name, moments in two["optimizer"]["state"].items():
+        for kind, value in moments.items():
+            assert torch.equal(value, four["optimizer"]["state"][name][kind])
+            assert torch.equal(value, one["optimizer"]["state"][name][kind])
 
 
 def test_a_sharded_state_loads_whole_in_one_process(tmp_path: Path) -> None:

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The writer's work for one rank: a thread that persists its slots in order and, for rank 0, commits.
+
+It goes on when the rank is gone, until everything that the rank handed in is committed or cannot be any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from checkpoint.api import CheckpointError, CheckpointRef, Store
+from checkpoint.events import EventLog
+from checkpoint.lineage import PARTIAL_SUFFIX, partial_folder_of, ref_of
+from checkpoint.persist import confess, persist
+from checkpoint.plan import RankPlan
+from checkpoint.record import SaveRecord, decode_record
+from checkpoint.slab import Slab, Word
+from checkpoint.wire import Hello, Message, Missed, Outcome, Report, Saved, encode
+
+if TYPE_CHECKING:
+    from checkpoint.publisher import Publisher
+
+_log = logging.getLogger(__name__)
+_POLL_S = (0.01, 0.2)
+"""First and longest pause between two looks for other ranks' plans."""
+_ORPHAN_DEADLINE_S = 60.0
+"""How long a save may still wait for other nodes when no rank of its launch lives here any more."""
+_SEND_TIMEOUT_S = 5.0
+
+
+class Session:
+    """One rank as the writer knows it.
+
+    `hopeless` tells for a rank and the number of a save why its part can never come, or nothing. `when_over` is called
+    by the thread's last act.
+    """
+
+    def __init__(
+        self,
+        hello: Hello,
+        store: Store,
+        connection: socket.socket,
+        *,
+        hopeless: Callable[[Hello, int, int], str],
+        when_over: Callable[[], None],
+    ) -> None:
+        self.hello = hello
+        self.newest = 0
+        """The number of the last save that the rank said anything of."""
+        self.has_died = False
+        self._store = store
+        self._connection = connection
+        self._hopeless = hopeless
+        self._when_over = when_over
+        self._events = EventLog(hello.events, rank=hello.rank, attempt=hello.attempt)
+        self._inbox: queue.Queue[Saved | Missed | None] = queue.Queue()
+        self._slabs: dict[str, Slab] = {}
+        self._publisher: Publisher | None = None
+        self._orphaned_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name=f"checkpoint-rank-{hello.rank}", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everything is done for a rank that has left."""
+        return not self._thread.is_alive()
+
+    def take(self, message: Saved | Missed) -> None:
+        """Put a save behind those that wait."""
+        self.newest = message.serial
+        self._inbox.put(message)
+
+    def leave(self, *, has_died: bool) -> None:
+        """The rank is gone; what it handed in is finished."""
+        self.has_died = has_died
+        self._inbox.put(None)
+
+    def orphan(self, *, after_s: float = _ORPHAN_DEADLINE_S) -> None:
+        """No rank of the launch lives here any more, so do not wait long for those elsewhere."""
+        if self._orphaned_at is None:
+            self._orphaned_at = time.monotonic() + after_s
+
+    def clear_rest(self) -> None:
+        """Remove every half-written checkpoint of the attempt; for a rank 0 that is over, and so commits no more."""
+        try:
+            for folder in self._store.folders():
+                ref = ref_of(folder)
+                if folder.endswith(PARTIAL_SUFFIX) and ref is not None and ref.attempt == self.hello.attempt:
+                    self._clear(ref)
+        except OSError as error:
+            _log.warning("half-written checkpoints were not removed why=%s", error)
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        finally:
+            for slab in self._slabs.values():
+                slab.close()
+            self._events.close()
+            self._connection.close()
+            self._when_over()
+
+    def _work(self) -> None:
+        has_left, pause = False, _POLL_S[0]
+        while not has_left or self._is_publishing():
+            try:
+                message = self._inbox.get(timeout=pause if self._is_publishing() else None)
+                pause = _POLL_S[0]
+                if message is None:
+                    has_left = True
+                else:
+                    self._take(message)
+            except queue.Empty:
+                pause = min(pause * 1.5, _POLL_S[1])
+            if self._publisher is not None:
+                if self._orphaned_at is not None:
+                    self._publisher.hasten(self._orphaned_at)
+                self._publisher.advance()
+
+    def _is_publishing(self) -> bool:
+        return self._publisher is not None and bool(self._publisher.pending)
+
+    def _take(self, message: Saved | Missed) -> None:
+        ref = CheckpointRef(message.step, self.hello.attempt)
+        if isinstance(message, Missed):
+            self._confess(ref, message.serial, message.why)
+            return
+        began = time.monotonic()
+        try:
+            slab = self._attach(message.slab)
+            record = _read_record(slab, message.serial)
+            plan = persist(self._store, slab, record, when_copied=lambda: setattr(slab, "word", Word.FREE))
+        except (OSError, ValueError, RuntimeError, CheckpointError) as error:
+            self._fail(ref, message, str(error))
+            return
+        self._tell(Report(message.serial, message.step, Outcome.PERSISTED))
+        if self.hello.rank == 0:
+            self._commit(record, plan, message.stall_s, began)
+
+    def _commit(self, record: SaveRecord, plan: RankPlan, stall_s: float, began: float) -> None:
+        # Here and not above, since it needs torch and only the node of rank 0 has to pay for that.
+        from checkpoint.publisher import Pending
+
+        pending = Pending(record, plan, stall_s, began, time.monotonic() + self.hello.deadline_s)
+        self._needed_publisher().pending.append(pending)
+
+    def _needed_publisher(self) -> Publisher:
+        from checkpoint.launch import fence_guard
+        from checkpoint.publisher import Publisher
+
+        if self._publisher is None:
+            hello = self.hello
+            self._publisher = Publisher(
+                self._store,
+                self._events,
+                hello.retention,
+                fence_holds=fence_guard(self._store, hello.attempt, hello.fence_file),
+                hopeless=lambda rank, serial: self._hopeless(hello, rank, serial),
+                tell=self._tell,
+            )
+        return self._publisher
+
+    def _attach(self, path: str) -> Slab:
+        slab = self._slabs.get(path)
+        if slab is None:
+            slab = self._slabs[path] = Slab.attach(Path(path))
+        slab.follow()
+        return slab
+
+    def _fail(self, ref: CheckpointRef, message: Saved, why: str) -> None:
+        self._events.write("save_failed", step=ref.step, message=why)
+        if self.hello.rank != 0:
+            self._confess(ref, message.serial, why)
+        else:
+            self._clear(ref)
+        if slab := self._slabs.get(message.slab):
+            slab.word = Word.FREE
+        self._tell(Report(message.serial, ref.step, Outcome.FAILED, why))
+
+    def _confess(self, ref: CheckpointRef, serial: int, why: str) -> None:
+        """Tell the other ranks by a plan; when even that fails, a deadline ends their wait."""
+        hello = self.hello
+        if hello.world_size == 1:
+            return
+        try:
+            confess(self._store, ref, RankPlan(hello.launch, serial, hello.rank, hello.world_size, error=why))
+        except (OSError, CheckpointError) as error:
+            _log.warning("rank 0 could not be told that a save failed step=%d why=%s", ref.step, error)
+
+    def _clear(self, ref: CheckpointRef) -> None:
+        try:
+            self._store.remove(partial_folder_of(ref))
+        except OSError as error:
+            _log.warning("half-written checkpoint was not removed step=%d why=%s", ref.step, error)
+
+    def _tell(self, message: Message) -> None:
+        """Tell the rank, if it is still there to hear."""
+        try:
+            self._connection.settimeout(_SEND_TIMEOUT_S)
+            self._connection.sendall(encode(message))
+        except OSError as error:
+            _log.debug("rank %d did not hear why=%s", self.hello.rank, error)
+
+
+def _read_record(slab: Slab, serial: int) -> SaveRecord:
+    record = decode_record(slab.record)
+    if slab.word is not Word.FULL or record.plan.serial != serial:
+        raise CheckpointError(f"slab {slab.path} no longer holds save {serial} of its rank")
+    return record

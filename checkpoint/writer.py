@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The writer: writes the snapshots of a node's ranks to the store, in a process that outlives them.
+
+It is started on demand, runs in a session of its own at low priority, and ends by itself when its ranks are gone and
+nothing is left to write. A lock file has one of them run for each node, user and store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from checkpoint.api import Store
+from checkpoint.session import Session
+from checkpoint.slab import sweep
+from checkpoint.wire import Bye, Drain, Drained, Hello, Lines, Missed, Saved, encode
+
+_log = logging.getLogger(__name__)
+_CLEAN_LINGER_S = 1.0
+"""How long to wait for further ranks when those that were there have left by their own will."""
+_FIRST_PEER_S = 10.0
+"""How long to wait for the rank that had this process started."""
+_TURN_S = 0.5
+_READ_BYTES = 1 << 16
+
+
+class Peer:
+    """One connection: a rank after its Hello, else somebody who asks."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.lines = Lines()
+        self.session: Session | None = None
+        self.process: int | None = None
+        """A descriptor that can be read when the rank's process has ended."""
+        self.has_said_bye = False
+        self.wants_drained = False
+
+
+class Writer:
+    """Serves connections until nobody needs it. One thread runs it; each rank's work has a thread of its own."""
+
+    def __init__(
+        self, open_store: Callable[[str], Store], folder: Path | None, *, linger_s: float = _CLEAN_LINGER_S
+    ) -> None:
+        self._open_store = open_store
+        self._folder = folder
+        self._linger_s = linger_s
+        self._selector = selectors.DefaultSelector()
+        self._wake_in, self._wake_out = socket.socketpair()
+        self._selector.register(self._wake_out, selectors.EVENT_READ, None)
+        self._peers: list[Peer] = []
+        self._sessions: dict[tuple[str, int], Session] = {}
+        self._busy_at = time.monotonic()
+        self._is_hurried = False
+        self._has_seen_death = False
+        self._has_served = False
+
+    def listen(self, listener: socket.socket) -> None:
+        """Take connections from a listening socket."""
+        self._selector.register(listener, selectors.EVENT_READ, listener)
+
+    def adopt(self, connection: socket.socket) -> None:
+        """Serve one connection."""
+        peer = Peer(connection)
+        self._peers.append(peer)
+        self._selector.register(connection, selectors.EVENT_READ, peer)
+
+    def hurry(self) -> None:
+        """End as soon as nothing is left to write. May be called by a signal's handler."""
+        self._is_hurried = True
+        self._wake()
+
+    def run(self) -> None:
+        """Serve until nobody is connected, nothing is left to write, and nobody has come for a while."""
+        while not self._is_over():
+            for key, _ in self._selector.select(_TURN_S):
+                if isinstance(key.data, Peer):
+                    self._serve(key.data, has_ended=key.fd == key.data.process)
+                elif key.data is not None:
+                    self.adopt(key.data.accept()[0])
+                else:
+                    self._wake_out.recv(_READ_BYTES)
+            self._reap()
+        self._selector.close()
+        self._wake_in.close()
+        self._wake_out.close()
+
+    def _is_over(self) -> bool:
+        if self._peers or self._sessions:
+            self._busy_at, self._has_served = time.monotonic(), True
+            return self._is_hurried and not self._sessions
+        linger_s = self._linger_s if self._has_seen_death else min(_CLEAN_LINGER_S, self._linger_s)
+        linger_s = linger_s if self._has_served else _FIRST_PEER_S
+        return self._is_hurried or time.monotonic() - self._busy_at >= linger_s
+
+    def _serve(self, peer: Peer, *, has_ended: bool) -> None:
+        if peer not in self._peers:
+            return
+        # Children that the rank forked hold its end open for a while after its death, so what it sent is read first.
+        while select.select([peer.connection], [], [], 0)[0]:
+            if not self._read(peer):
+                return
+        if has_ended:
+            self._part(peer)
+
+    def _read(self, peer: Peer) -> bool:
+        """Take what a peer has sent; False when it has gone."""
+        try:
+            payload = peer.connection.recv(_READ_BYTES)
+            messages = peer.lines.feed(payload)
+        except ConnectionResetError:  # a rank that was killed before it had read our last report
+            payload, messages = b"", []
+        except (OSError, ValueError) as error:
+            _log.warning("connection dropped why=%s", error)
+            payload, messages = b"", []
+        for message in messages:
+            if isinstance(message, Hello):
+                self._welcome(peer, message)
+            elif isinstance(message, (Saved, Missed)) and peer.session is not None:
+                peer.session.take(message)
+            elif isinstance(message, Bye):
+                peer.has_said_bye = True
+                if message.abandon and peer.session is not None:
+                    peer.session.orphan(after_s=0.0)
+            elif isinstance(message, Drain):
+                peer.wants_drained = True
+        if not payload:
+            self._part(peer)
+        return bool(payload)
+
+    def _welcome(self, peer: Peer, hello: Hello) -> None:
+        peer.session = self._sessions[hello.launch, hello.rank] = Session(
+            hello, self._open_store(hello.location), peer.connection, hopeless=self._hopeless, when_over=self._wake
+        )
+        with contextlib.suppress(OSError):
+            peer.process = os.pidfd_open(hello.pid)
+            self._selector.register(peer.process, selectors.EVENT_READ, peer)
+        if hello.rank == 0:
+            # Committing needs torch, whose import takes a second: better now than when the first save waits for it.
+            threading.Thread(target=_import_publisher, name="checkpoint-import", daemon=True).start()
+
+    def _part(self, peer: Peer) -> None:
+        self._selector.unregister(peer.connection)
+        if peer.process is not None:
+            self._selector.unregister(peer.process)
+            os.close(peer.process)
+        self._peers.remove(peer)
+        session = peer.session
+        if session is None:
+            peer.connection.close()
+            return
+        session.leave(has_died=not peer.has_said_bye)
+        self._has_seen_death = not peer.has_said_bye
+        launch = session.hello.launch
+        living = [each for each in self._peers if each.session and each.session.hello.launch == launch]
+        if not living:
+            for each in self._sessions.values():
+                if each.hello.launch == launch:
+                    each.orphan()
+
+    def _hopeless(self, own: Hello, rank: int, serial: int) -> str:
+        session = self._sessions.get((own.launch, rank))
+        if session is not None and session.has_died and session.newest < serial:
+            return f"rank {rank} ended before it handed in its part"
+        return ""
+
+    def _reap(self) -> None:
+        """Forget launches that are done, their slabs with them, and answer who waited for that."""
+        for launch in {launch for launch, _ in self._sessions}:
+            of_launch = {key: each for key, each in self._sessions.items() if key[0] == launch}
+            if all(each.is_over for each in of_launch.values()):
+                for key in of_launch:
+                    del self._sessions[key]
+                self._clear_up_after(of_launch.get((launch, 0)))
+                if self._folder is not None:
+                    sweep(self._folder)
+        living = {id(peer.session) for peer in self._peers}
+        if all(id(session) in living for session in self._sessions.values()):
+            for peer in [each for each in self._peers if each.wants_drained]:
+                with contextlib.suppress(OSError):
+                    peer.connection.sendall(encode(Drained()))
+                self._part(peer)
+
+    def _clear_up_after(self, first: Session | None) -> None:
+        """When a rank 0 has died, remove what other ranks have written of saves that it never handed in."""
+        if first is None or not first.has_died:
+            return
+        if all(each.hello.attempt != first.hello.attempt for each in self._sessions.values()):
+            first.clear_rest()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake_in.send(b"x")
+
+
+def _import_publisher() -> None:
+    import checkpoint.publisher  # noqa: F401
