@@ -34,7 +34,7 @@ from checkpoint.writer_link import drain
 
 _log = logging.getLogger(__name__)
 _GRACE_ON_ERROR_S = 10.0
-_DRAIN_DEADLINE_S = 60.0
+_DRAIN_DEADLINE_S = 30.0
 _POLL_S = 0.02
 
 

@@ -58,10 +58,12 @@ class Publisher:
         self._fence_holds = fence_holds
         self._hopeless = hopeless
         self._tell = tell
+        self._is_hastened = False
         self.pending: list[Pending] = []
 
     def hasten(self, deadline: float) -> None:
-        """Give up by this monotonic time what is not complete by then."""
+        """Give up by this monotonic time what is not complete by then, and at once when a newer attempt is there."""
+        self._is_hastened = True
         for save in self.pending:
             save.deadline = min(save.deadline, deadline)
 
@@ -84,6 +86,8 @@ class Publisher:
             return
         if why := "; ".join(filter(None, (self._hopeless(rank, own.serial) for rank in missing))):
             raise CheckpointError(why)
+        if self._is_hastened:
+            self._fence_holds()
         if time.monotonic() >= save.deadline:
             names = ", ".join(map(str, missing))
             waited = time.monotonic() - save.began

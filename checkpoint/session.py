@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _POLL_S = (0.01, 0.2)
 """First and longest pause between two looks for other ranks' plans."""
-_ORPHAN_DEADLINE_S = 60.0
+_ORPHAN_DEADLINE_S = 20.0
 """How long a save may still wait for other nodes when no rank of its launch lives here any more."""
 _SEND_TIMEOUT_S = 5.0
 
@@ -38,8 +38,9 @@ _SEND_TIMEOUT_S = 5.0
 class Session:
     """One rank as the writer knows it.
 
-    `hopeless` tells for a rank and the number of a save why its part can never come, or nothing. `when_over` is called
-    by the thread's last act.
+    `may_commit` is set when what it takes to commit has been imported, for which no slot has to wait. `hopeless` tells
+    for a rank and the number of a save why its part can never come, or nothing. `when_over` is called by the thread's
+    last act.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Session:
         store: Store,
         connection: socket.socket,
         *,
+        may_commit: threading.Event,
         hopeless: Callable[[Hello, int, int], str],
         when_over: Callable[[], None],
     ) -> None:
@@ -57,6 +59,8 @@ class Session:
         self.has_died = False
         self._store = store
         self._connection = connection
+        self._may_commit = may_commit
+        self._to_commit: list[tuple[SaveRecord, RankPlan, float, float]] = []
         self._hopeless = hopeless
         self._when_over = when_over
         self._events = EventLog(hello.events, rank=hello.rank, attempt=hello.attempt)
@@ -119,13 +123,15 @@ class Session:
                     self._take(message)
             except queue.Empty:
                 pause = min(pause * 1.5, _POLL_S[1])
+            if self._to_commit and self._may_commit.is_set():
+                self._pass_on()
             if self._publisher is not None:
                 if self._orphaned_at is not None:
                     self._publisher.hasten(self._orphaned_at)
                 self._publisher.advance()
 
     def _is_publishing(self) -> bool:
-        return self._publisher is not None and bool(self._publisher.pending)
+        return bool(self._to_commit) or (self._publisher is not None and bool(self._publisher.pending))
 
     def _take(self, message: Saved | Missed) -> None:
         ref = CheckpointRef(message.step, self.hello.attempt)
@@ -142,14 +148,17 @@ class Session:
             return
         self._tell(Report(message.serial, message.step, Outcome.PERSISTED))
         if self.hello.rank == 0:
-            self._commit(record, plan, message.stall_s, began)
+            self._to_commit.append((record, plan, message.stall_s, began))
 
-    def _commit(self, record: SaveRecord, plan: RankPlan, stall_s: float, began: float) -> None:
+    def _pass_on(self) -> None:
         # Here and not above, since it needs torch and only the node of rank 0 has to pay for that.
         from checkpoint.publisher import Pending
 
-        pending = Pending(record, plan, stall_s, began, time.monotonic() + self.hello.deadline_s)
-        self._needed_publisher().pending.append(pending)
+        publisher = self._needed_publisher()
+        for record, plan, stall_s, began in self._to_commit:
+            deadline = time.monotonic() + self.hello.deadline_s
+            publisher.pending.append(Pending(record, plan, stall_s, began, deadline))
+        self._to_commit.clear()
 
     def _needed_publisher(self) -> Publisher:
         from checkpoint.launch import fence_guard

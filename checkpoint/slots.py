@@ -80,7 +80,7 @@ class Slot:
     def copy(self, copier: Copier, drawing: Drawing, sight: Sight, *, join: bool) -> Copy:
         """Copy the tensors to their places."""
         if any(source.is_cuda for source in sight.sources):
-            self._pin()
+            self.pin()
         return copier.start(self._bytes[PAGE_BYTES:], drawing.offsets, sight.sources, join=join)
 
     def close(self, *, remove: bool) -> None:
@@ -89,7 +89,7 @@ class Slot:
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self.slab.close(remove=remove)
 
-    def _pin(self) -> None:
+    def pin(self) -> None:
         """Register the memory with CUDA, whose copies are asynchronous, and fast, only with memory that stays put."""
         if not self._is_pinned:
             self._demand(_cudart().cudaHostRegister(self._bytes.data_ptr(), self._bytes.numel(), 0), "pin")
@@ -140,6 +140,8 @@ class SlotPair:
             if slot.slab.word is not Word.FULL:
                 slot.fit(capacity, capacity)
                 slot.draw(drawing)
+                if any(source.is_cuda for source in sight.sources):
+                    slot.pin()
 
     def fill(self, index: int, sight: Sight, *, join: bool) -> Copy:
         """Start a copy of the state in a free slot; `seal` has to follow it.

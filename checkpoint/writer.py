@@ -63,6 +63,7 @@ class Writer:
         self._is_hurried = False
         self._has_seen_death = False
         self._has_served = False
+        self._may_commit = threading.Event()
 
     def listen(self, listener: socket.socket) -> None:
         """Take connections from a listening socket."""
@@ -139,14 +140,19 @@ class Writer:
 
     def _welcome(self, peer: Peer, hello: Hello) -> None:
         peer.session = self._sessions[hello.launch, hello.rank] = Session(
-            hello, self._open_store(hello.location), peer.connection, hopeless=self._hopeless, when_over=self._wake
+            hello,
+            self._open_store(hello.location),
+            peer.connection,
+            may_commit=self._may_commit,
+            hopeless=self._hopeless,
+            when_over=self._wake,
         )
         with contextlib.suppress(OSError):
             peer.process = os.pidfd_open(hello.pid)
             self._selector.register(peer.process, selectors.EVENT_READ, peer)
         if hello.rank == 0:
             # Committing needs torch, whose import takes a second: better now than when the first save waits for it.
-            threading.Thread(target=_import_publisher, name="checkpoint-import", daemon=True).start()
+            threading.Thread(target=self._import_publisher, name="checkpoint-import", daemon=True).start()
 
     def _part(self, peer: Peer) -> None:
         self._selector.unregister(peer.connection)
@@ -197,10 +203,11 @@ class Writer:
         if all(each.hello.attempt != first.hello.attempt for each in self._sessions.values()):
             first.clear_rest()
 
+    def _import_publisher(self) -> None:
+        import checkpoint.publisher  # noqa: F401
+
+        self._may_commit.set()
+
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
             self._wake_in.send(b"x")
-
-
-def _import_publisher() -> None:
-    import checkpoint.publisher  # noqa: F401

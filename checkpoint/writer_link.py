@@ -8,6 +8,7 @@ hand with it: they are reported as failed, their slots are free again, and the n
 from __future__ import annotations
 
 import logging
+import os
 import selectors
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +34,7 @@ _LET_FIRST_S = 2.0
 """How long ranks that are not the first of their node leave it to that one to start a writer."""
 _GIVE_UP_S = 60.0
 _READ_BYTES = 1 << 16
+_RANKS_OWN = ("SUPERVISOR_", "TORCHELASTIC_", "RANK", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "CHECKPOINT_EVENTS")
 
 
 class Line(Protocol):
@@ -82,11 +84,17 @@ def start_writer(location: str, linger_s: float) -> None:
         OSError: it could not be started.
     """
     command = [sys.executable, "-m", "checkpoint", "writer", location, "--linger", str(linger_s), "--detach"]
+    nothing = subprocess.DEVNULL
     ended = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False
+        command, env=_nobodys(os.environ), stdin=nothing, stdout=nothing, stderr=nothing, check=False
     )
     if ended.returncode:
         raise OSError(f"{' '.join(command)} ended with {ended.returncode}; run it by hand to see why")
+
+
+def _nobodys(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what makes a process one of a rank's: whoever ends a rank's processes goes by that."""
+    return {name: value for name, value in environment.items() if not name.startswith(_RANKS_OWN)}
 
 
 def drain(folder: Path, location: str, *, deadline_s: float) -> None:
