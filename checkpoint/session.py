@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,6 +87,10 @@ class Session:
         self.has_died = has_died
         self._inbox.put(None)
 
+    def close(self) -> None:
+        """Close the connection; for a session that is over, and that the writer listens to no more."""
+        self._connection.close()
+
     def orphan(self, *, after_s: float = _ORPHAN_DEADLINE_S) -> None:
         """No rank of the launch lives here any more, so do not wait long for those elsewhere."""
         if self._orphaned_at is None:
@@ -102,14 +107,21 @@ class Session:
             _log.warning("half-written checkpoints were not removed why=%s", error)
 
     def _run(self) -> None:
-        try:
+        with ExitStack() as stack:
+            stack.callback(self._when_over)
+            stack.callback(self._hang_up)
+            stack.callback(self._events.close)
+            stack.callback(self._let_slabs_go)
             self._work()
-        finally:
-            for slab in self._slabs.values():
-                slab.close()
-            self._events.close()
-            self._connection.close()
-            self._when_over()
+
+    def _let_slabs_go(self) -> None:
+        for slab in self._slabs.values():
+            slab.close()
+
+    def _hang_up(self) -> None:
+        """Let the rank know that nothing more comes; the writer, which still listens to it, closes the socket."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
 
     def _work(self) -> None:
         has_left, pause = False, _POLL_S[0]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import mmap
 import os
 import stat
@@ -205,7 +206,12 @@ class Slab:
 
     def _unmap(self) -> None:
         self._words.release()
-        self.memory.close()
+        try:
+            self.memory.close()
+        except BufferError:
+            # An error that came out of a pool of threads holds on to the frames, and so to the views, that it passed.
+            gc.collect()
+            self.memory.close()
 
 
 def slab_bytes(image: int, record: int) -> int:

@@ -183,9 +183,10 @@ class Writer:
         """Forget launches that are done, their slabs with them, and answer who waited for that."""
         for launch in {launch for launch, _ in self._sessions}:
             of_launch = {key: each for key, each in self._sessions.items() if key[0] == launch}
-            if all(each.is_over for each in of_launch.values()):
+            listened_to = {id(peer.session) for peer in self._peers}
+            if all(each.is_over and id(each) not in listened_to for each in of_launch.values()):
                 for key in of_launch:
-                    del self._sessions[key]
+                    self._sessions.pop(key).close()
                 self._clear_up_after(of_launch.get((launch, 0)))
                 if self._folder is not None:
                     sweep(self._folder)

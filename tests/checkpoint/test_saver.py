@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -125,6 +126,23 @@ def test_every_kind_of_dense_tensor_comes_back(tmp_path: Path, value: torch.Tens
         found = {"value": torch.full(value.shape, 5, dtype=value.dtype)}
         checkpointer.restore(found)
     assert torch.equal(found["value"], value.detach().resolve_conj())
+
+
+def refuse(*_arguments: object) -> int:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_slab_that_has_to_grow_after_a_failed_write_is_written(tmp_path: Path) -> None:
+    store = FaultyStore(open_store(str(tmp_path / "store")))
+    with Checkpointer(tmp_path / "store", store=store) as checkpointer:
+        checkpointer.save(1, {"x": torch.ones(400_000)}, wait=True)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("os.pwrite", refuse)
+            checkpointer.save(2, {"x": torch.ones(400_000)}, wait=True)
+            checkpointer.save(3, {"x": torch.ones(400_000)}, wait=True)
+        checkpointer.save(4, {"x": torch.ones(4_000_000)}, wait=True)
+        checkpointer.save(5, {"x": torch.ones(4_000_000)}, wait=True)
+    assert steps(tmp_path) == [1, 4, 5]
 
 
 def test_memory_is_taken_for_moments_that_a_fresh_optimizer_has_not_made(tmp_path: Path) -> None:
