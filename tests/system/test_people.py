@@ -46,20 +46,21 @@ def test_paused_it_saves_and_waits_and_resumed_it_goes_on_behind_the_last_step(s
 
 
 def test_a_rollback_goes_to_the_step_that_was_named_and_a_skip_leaves_the_batches_out(supervised: Supervised) -> None:
-    supervised.environment["STEP_S"] = "0.05"
-    supervised.start(*torchrun(GPT, *MODEL, "--steps", "100"))
+    supervised.environment["STEP_S"] = "0.1"
+    supervised.start(*torchrun(GPT, *MODEL, "--save-every", "30", "--steps", "120"))
+    supervised.until("the first checkpoint", lambda: supervised.events(events.CheckpointCommitted))
     supervised.wait_for_step(50)
 
-    supervised.order("rollback", "--to", "25")
+    supervised.order("rollback", "--to", "35")
     supervised.wait_for_attempt(2)
-    supervised.wait_for_step(30, attempt=2)
+    supervised.wait_for_step(40, attempt=2)
     supervised.order("skip", "70-74")
 
     assert supervised.end() == 0, supervised.output
     restored = [each.step for each in supervised.events(events.AttemptRestored)]
-    assert restored[:2] == [None, 20] and restored[2] >= 30
+    assert restored[:2] == [None, 30] and restored[2] >= 40
     assert supervised.launches()[-1].skipped == (BatchRange(70, 74),)
-    assert supervised.positions(3)[-1] == 104
+    assert supervised.positions(3)[-1] == 124
     assert not {70, 71, 72, 73, 74} & set(supervised.positions(3))
     assert supervised.status["skipped"] == [[70, 74]]
     assert supervised.status["interventions"] == 2
