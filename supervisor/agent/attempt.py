@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
-import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from supervisor.agent import evidence, facts, kernel_log, launch, processes, record, remains, torchrun_command
+from supervisor.agent import facts, kernel_log, launch, processes, record, remains, torchrun_command
 from supervisor.agent.api import (
     AttemptBegan,
     AttemptEnded,
@@ -27,14 +25,15 @@ from supervisor.agent.api import (
     RankExit,
     RankExited,
     RanksPolled,
-    Report,
     StepsSeen,
     StopAttempt,
 )
-from supervisor.agent.exits import ExitWatch
+from supervisor.agent.evidence_thread import EvidenceThread
+from supervisor.agent.exit_codes import ExitCodes
 from supervisor.agent.processes import ProcessId
 from supervisor.agent.record import AttemptRecord, KnownRank
 from supervisor.agent.rotation import Rotation
+from supervisor.agent.site import Site
 from supervisor.agent.stopping import Stopping
 from supervisor.agent.watching import RankWatch, StepsRead
 from supervisor.training.control import ControlError, ControlPage
@@ -52,16 +51,6 @@ _AFTER_FINISH_GRACE_S = 3.0
 _FIRST_ROWS = 2
 _REST_LOOK_S = 0.1
 """Between looks at what is left when the ranks are gone: nobody tells its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """What an attempt gets from the agent: where its record is, who watches exits, and where reports go."""
-
-    record_path: Path
-    watch: ExitWatch
-    tell: Callable[[Report], None]
-    tell_at_once: Callable[[Report], None]
 
 
 class Attempt:
@@ -92,10 +81,9 @@ class Attempt:
         self._stopping: Stopping | None = None
         self._finish_until: float | None = None
         self._stop_after_evidence: StopAttempt | None = None
-        self._evidence: threading.Thread | None = None
-        self._evidence_taken: set[int] = set()
+        self._evidence = EvidenceThread(site, written, self._rank_folder)
         self._signalled: set[ProcessId] = set()
-        self._codes: dict[ProcessId, int] = {}
+        self._codes = ExitCodes()
         self._stuck_told: set[ProcessId] = set()
 
     @property
@@ -132,7 +120,8 @@ class Attempt:
 
     def on_exit(self, process: ProcessId) -> None:
         """A process that `resume` or a look had watched is gone."""
-        self._keep_codes()
+        # Before anything slow is done: their parent may wait for them at any moment.
+        self._codes.keep(self._living)
         known = self._living.pop(process, None)
         if known is not None:
             self._on_rank_exit(known)
@@ -171,15 +160,17 @@ class Attempt:
             self._stopping.grace_until = min(self._stopping.grace_until, until)
         elif order.evidence:
             self._stop_after_evidence = order
-            if order.incident not in self._evidence_taken:
-                self._collect(order)
+            self.keep_evidence(order)
         else:
             self._stop_after_evidence = None
             self._stopping = Stopping(until)
 
-    def keep_evidence(self, order: KeepEvidence) -> None:
-        if order.incident not in self._evidence_taken:
-            self._collect(order)
+    def keep_evidence(self, order: StopAttempt | KeepEvidence) -> None:
+        self._look()
+        targets = list(self._living.values())
+        if not targets and self.record.launcher is not None:
+            targets = [KnownRank(0, 0, self.record.launcher)]
+        self._evidence.begin(order, targets)
 
     def finish(self, order: FinishAttempt) -> None:
         """Ask for a clean end; ranks that do not know how to are asked by SIGTERM."""
@@ -258,23 +249,9 @@ class Attempt:
         told = StepsSeen(self.record.attempt, time.time(), read.source, read.rows)
         (self._site.tell_at_once if is_first else self._site.tell)(told)
 
-    def _keep_codes(self) -> None:
-        """Of every rank that has ended, before anything slow is done: its parent may wait for it at any moment."""
-        for process in self._living:
-            if process not in self._codes and (code := processes.exit_code(process)) is not None:
-                self._codes[process] = code
-
-    def _code_of(self, process: ProcessId) -> int | None:
-        code = self._codes.pop(process, None)
-        if code is None:
-            code = processes.reap(process.pid)
-        if code is None and self._stopping is not None and process in self._stopping.forced:
-            # Its parent was faster than we, but it lived when we sent this.
-            return -signal.SIGKILL
-        return code
-
     def _on_rank_exit(self, known: KnownRank) -> None:
-        at, code = time.time(), self._code_of(known.process)
+        was_forced = self._stopping is not None and known.process in self._stopping.forced
+        at, code = time.time(), self._codes.take(known.process, was_forced=was_forced)
         self._tell_progress()
         ended = RankExit(
             rank=known.rank,
@@ -289,7 +266,7 @@ class Attempt:
         self._write(exits=(*self.record.exits, ended))
 
     def _check_limits(self, now: float) -> None:
-        if self._stop_after_evidence is not None and self._evidence is not None and not self._evidence.is_alive():
+        if self._stop_after_evidence is not None and not self._evidence.is_running:
             self._stopping = Stopping(now + self._stop_after_evidence.grace_s)
             self._stop_after_evidence = None
         if self._stopping is not None or self.record.attached:
@@ -369,28 +346,6 @@ class Attempt:
     @staticmethod
     def _is_still_there(process: ProcessId | None) -> bool:
         return process is not None and processes.is_alive(process)
-
-    def _collect(self, order: StopAttempt | KeepEvidence) -> None:
-        self._evidence_taken.add(order.incident)
-        self._look()
-        targets = list(self._living.values())
-        if not targets and self.record.launcher is not None:
-            targets = [KnownRank(0, 0, self.record.launcher)]
-
-        def collect() -> None:
-            kept = evidence.collect(
-                targets,
-                rank_folder=self._rank_folder,
-                recorder_folder=Path(self.record.spec.attempt_folder) / "flight-recorder",
-                evidence_folder=Path(order.evidence_folder),
-                limit_s=order.evidence_limit_s,
-            )
-            told = EvidenceKept(self.record.attempt, time.time(), order.incident, kept.files, kept.notes)
-            self._site.tell_at_once(told)
-            self._site.watch.wake()
-
-        self._evidence = threading.Thread(target=collect, name="evidence", daemon=True)
-        self._evidence.start()
 
     def _write(self, **changes: object) -> None:
         self.record = replace(self.record, **changes)  # type: ignore[arg-type]

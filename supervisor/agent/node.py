@@ -29,13 +29,14 @@ from supervisor.agent.api import (
     StartAttempt,
     StopAttempt,
 )
-from supervisor.agent.attempt import Attempt, Site
+from supervisor.agent.attempt import Attempt
 from supervisor.agent.exits import ExitWatch
 from supervisor.agent.folders import AgentFolders
 from supervisor.agent.leftovers import Leftovers
 from supervisor.agent.link import Link
 from supervisor.agent.outbox import Outbox
 from supervisor.agent.record import AttemptRecord, DamagedRecordError
+from supervisor.agent.site import Site
 from supervisor.agent.starting import NotNowError, Starter, found_again
 from supervisor.agent.unreadable import LOOK_S, UnreadableAttempt
 

@@ -8,13 +8,12 @@ right before a failure, so that the journal stays small and still tells how far 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from supervisor.agent import api as agent
 from supervisor.controller import checkpoint_facts
 from supervisor.controller.api import LiveNumbers
 from supervisor.controller.ending import Ending
+from supervisor.controller.seen import AttemptSeen, HealthChanged, Noticed, Told, UriLearned
 from supervisor.controller.throughput import Throughput
 from supervisor.core.api import FailureKind, Phase, RunState, Severity, events
 from supervisor.detection import api as detection
@@ -27,61 +26,6 @@ FRESH_S = 30.0
 """What an agent said longer ago tells nothing of how its ranks are now."""
 SETTLED_S = 10.0
 """A script that reports no steps counts as training once it has lived so long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """A line for a person that changes no state."""
-
-    severity: Severity
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class UriLearned:
-    """Where the ranks keep their checkpoints."""
-
-    uri: str
-
-
-@dataclass(frozen=True, slots=True)
-class HealthChanged:
-    """Whether the loss is clean now; the ranks write it into their checkpoints."""
-
-    healthy: bool
-
-
-Noticed: TypeAlias = events.Event | Told | UriLearned | HealthChanged
-
-
-@dataclass(slots=True)
-class AttemptSeen:
-    """What the reports have said of one attempt so far."""
-
-    attempt: int
-    began_at: float | None = None
-    begun: set[str] = field(default_factory=set)
-    ranks: dict[int, tuple[str, agent.RankStatus]] = field(default_factory=dict)
-    exits: dict[int, tuple[str, agent.RankExit]] = field(default_factory=dict)
-    ended: dict[str, agent.AttemptEnded] = field(default_factory=dict)
-    steps_from: str | None = None
-    source: str | None = None
-    last: agent.StepRow | None = None
-    durations: list[float] = field(default_factory=list)
-    sampled_step: int | None = None
-    sampled_at: float = 0.0
-    told_hang: int | None = -1
-    imported: bool = False
-    restored: bool = False
-    refusal: str = ""
-    polled_at: dict[str, float] = field(default_factory=dict)
-    """When each node last told how its ranks are."""
-    silent: bool = False
-    """The detectors call the attempt hung at the newest poll."""
-
-    @property
-    def is_instrumented(self) -> bool:
-        return any(status.instrumented for _, status in self.ranks.values())
 
 
 class Monitor:
@@ -277,7 +221,7 @@ class Monitor:
         seen = self._seen
         if state.phase not in (Phase.LAUNCHING, Phase.TRAINING) or seen.attempt != state.attempt or not seen.ranks:
             return list(self._settle(state, at))
-        sample = detection.ProgressSample(at, self._progress(), tuple(seen.durations))
+        sample = detection.ProgressSample(at, seen.progress(), tuple(seen.durations))
         seen.durations.clear()
         self._hang, verdict = detection.observe_progress(self._hang, sample)
         seen.silent = verdict is not None
@@ -308,23 +252,6 @@ class Monitor:
         if state.phase is Phase.LAUNCHING and quiet and seen.ranks and at - seen.began_at >= SETTLED_S:
             seen.sampled_at = at
             yield events.ProgressSampled(at, seen.attempt, None)
-
-    def _progress(self) -> tuple[detection.RankProgress, ...]:
-        seen = self._seen
-        return tuple(
-            detection.RankProgress(
-                rank,
-                node,
-                status.step if status.instrumented else None,
-                status.idle_s,
-                status.phase,
-                status.phase_s,
-                status.alive,
-                status.process_state,
-            )
-            for rank, (node, status) in sorted(seen.ranks.items())
-            if rank not in seen.exits or seen.exits[rank][1].exit_code not in (0, None)
-        )
 
     def _sample(self, at: float) -> Iterator[Noticed]:
         seen = self._seen

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
 from supervisor.agent import api as agent
 from supervisor.controller.api import ControllerError, JournalRecord, RunView
 from supervisor.controller.disk import Disk
+from supervisor.controller.effects_thread import EffectsThread, outcome_of
+from supervisor.controller.inbox import EffectDone, Item, Ordered, Reported, WorkDone
 from supervisor.controller.journal import Journal, JournalFullError
-from supervisor.controller.monitor import HealthChanged, Monitor, Noticed, Told, UriLearned
+from supervisor.controller.monitor import Monitor
+from supervisor.controller.seen import HealthChanged, Noticed, Told, UriLearned
 from supervisor.controller.steps_file import StepsFile
 from supervisor.core.accounting import Ledger
 from supervisor.core.api import (
@@ -80,39 +82,6 @@ class Display(Protocol):
     def progress(self, view: RunView) -> None: ...
 
 
-@dataclass(slots=True)
-class Reported:
-    """A batch of reports and the thread that waits until it is on disk."""
-
-    node: str
-    sender: str
-    sequence: int
-    reports: tuple[agent.Report, ...]
-    done: threading.Event = field(default_factory=threading.Event)
-
-
-@dataclass(slots=True)
-class Ordered:
-    """A person's order; `answer` holds what the core said to it."""
-
-    order: events.OrderGiven
-    answer: queue.Queue[list[str]] = field(default_factory=lambda: queue.Queue(1))
-
-
-@dataclass(frozen=True, slots=True)
-class EffectDone:
-    decision: decisions.Decision
-    event: events.Event | None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkDone:
-    """Something was carried out, or why it could not be; `what` names it."""
-
-    what: str
-    error: str | None
-
-
 class Shell:
     """Runs one run to its end. `state` comes from the journal; None for a run that is yet to be submitted."""
 
@@ -142,10 +111,8 @@ class Shell:
         self._disk = disk
         self._controller = controller
         self._clock = clock
-        self._inbox: queue.Queue[Reported | Ordered | EffectDone | WorkDone | events.Event] = queue.Queue()
-        self._work: queue.Queue[tuple[str, Callable[[], None]] | None] = queue.Queue()
-        self._busy: set[decisions.Decision] = set()
-        self._asked_at: dict[decisions.Decision, float] = {}
+        self._inbox: queue.Queue[Item] = queue.Queue()
+        self._worker = EffectsThread(effects.carry_out, self._inbox)
         self._complaints: dict[str, str] = {}
         self._sequences: dict[str, int] = {}
         self._look_after_at = 0.0
@@ -154,7 +121,6 @@ class Shell:
         self._has_fresh_ranks = False
         self._is_full_told = False
         self._has_held = False
-        self._worker = threading.Thread(target=self._carry_out_all, daemon=True, name="effects")
 
     @property
     def state(self) -> RunState:
@@ -220,12 +186,11 @@ class Shell:
                 if slept:
                     self._advance(events.ControllerReturned(now))
                 self._tick(now)
-        self._work.put(None)
-        self._worker.join(ACKNOWLEDGE_S)
+        self._worker.stop(ACKNOWLEDGE_S)
         assert self.state.outcome is not None
         return self.state.outcome
 
-    def _take(self, item: Reported | Ordered | EffectDone | WorkDone | events.Event) -> None:
+    def _take(self, item: Item) -> None:
         match item:
             case Reported():
                 self._on_reported(item)
@@ -233,7 +198,7 @@ class Shell:
                 said = self._advance(item.order)
                 item.answer.put([d.text for d in said if isinstance(d, decisions.Notify)])
             case EffectDone():
-                self._busy.discard(item.decision)
+                self._worker.done(item.decision)
                 if item.event is not None:
                     self._advance(item.event)
             case WorkDone():
@@ -259,10 +224,12 @@ class Shell:
                     self._display.told(self._clock(), item.severity, item.text, 0)
                 case UriLearned():
                     # On this thread, so that it is on disk before the report is acknowledged.
-                    self._inbox.put(_done("learning where checkpoints are", partial(self._effects.learn_uri, item.uri)))
+                    self._inbox.put(
+                        outcome_of("learning where checkpoints are", partial(self._effects.learn_uri, item.uri))
+                    )
                 case HealthChanged():
                     mark = partial(self._effects.mark_health, self.state, item.healthy)
-                    self._put_work("telling the ranks their loss health", mark)
+                    self._worker.put("telling the ranks their loss health", mark)
                 case _:
                     self._advance(item)
 
@@ -314,7 +281,7 @@ class Shell:
         self._repeat_outstanding(now)
         if self.state.phase in LIVE_PHASES and now >= self._look_after_at:
             self._look_after_at = now + LOOK_AFTER_S
-            self._put_work("looking after the agents", self._effects.look_after_agents)
+            self._worker.put("looking after the agents", self._effects.look_after_agents)
         if self.state.phase in LIVE_PHASES or self.state.phase is Phase.WAITING:
             self._display.progress(self.make_view(now))
 
@@ -349,44 +316,17 @@ class Shell:
 
     def _repeat_outstanding(self, now: float) -> None:
         for decision in outstanding(self.state):
-            if now - self._asked_at.get(decision, 0.0) >= REPEAT_S:
+            if self._worker.asked_s_ago(decision, now) >= REPEAT_S:
                 self._ask(decision)
 
     def _ask(self, decision: decisions.Decision) -> None:
-        if decision in self._busy:
-            return
-        self._busy.add(decision)
-        self._asked_at[decision] = self._clock()
-        self._put_work(type(decision).__name__.lower(), partial(self._carry_out, decision, self.state))
-
-    def _put_work(self, what: str, work: Callable[[], None]) -> None:
-        self._work.put((what, work))
-
-    def _carry_out_all(self) -> None:
-        while (item := self._work.get()) is not None:
-            self._inbox.put(_done(*item))
-
-    def _carry_out(self, decision: decisions.Decision, state: RunState) -> None:
-        event = None
-        try:
-            event = self._effects.carry_out(decision, state)
-        finally:
-            self._inbox.put(EffectDone(decision, event))
+        self._worker.ask(decision, self.state, self._clock())
 
     def _on_work_done(self, done: WorkDone) -> None:
         """The same complaint is told once until the same work succeeds."""
         if done.error is not None and self._complaints.get(done.what) != done.error:
             self._display.told(self._clock(), Severity.WARNING, done.error, self.state.incident)
         self._complaints[done.what] = done.error or ""
-
-
-def _done(what: str, work: Callable[[], None]) -> WorkDone:
-    """The one place where an effect may fail with anything: it is told, and tried again until its phase ends."""
-    try:
-        work()
-    except Exception as failure:  # noqa: BLE001  (effects: whatever a scheduler, store or disk comes up with)
-        return WorkDone(what, f"{what} failed: {failure}; it is tried again")
-    return WorkDone(what, None)
 
 
 def _decode_order(raw: dict[str, Any], at: float) -> events.OrderGiven:

@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterable
 
 from supervisor.agent import api as agent
-from supervisor.controller.monitor import HealthChanged, Monitor, Noticed, Told, UriLearned
+from supervisor.controller.monitor import Monitor
+from supervisor.controller.seen import HealthChanged, Noticed, Told, UriLearned
 from supervisor.core.api import FailureKind, Phase, RunState, Severity, events
 from supervisor.detection.api import HangPolicy
 
