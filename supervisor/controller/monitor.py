@@ -24,8 +24,8 @@ WELL_S = 60.0
 """Without a new step (a long evaluation) the core is told so often that the attempt is well."""
 FRESH_S = 30.0
 """What an agent said longer ago tells nothing of how its ranks are now."""
-SETTLED_S = 10.0
-"""A script that reports no steps counts as training once it has lived so long."""
+SETTLED_S = 30.0
+"""A script that reports no steps counts as training once it has lived so long; imports may well take as long."""
 
 
 class Monitor:
@@ -248,7 +248,7 @@ class Monitor:
         if state.phase is Phase.TRAINING and at - seen.sampled_at >= WELL_S and seen.ranks:
             seen.sampled_at = at
             yield events.ProgressSampled(at, seen.attempt, None if seen.last is None else seen.last.step)
-        quiet = not seen.is_instrumented and seen.last is None
+        quiet = not seen.is_instrumented and seen.last is None and state.newest_step is None
         if state.phase is Phase.LAUNCHING and quiet and seen.ranks and at - seen.began_at >= SETTLED_S:
             seen.sampled_at = at
             yield events.ProgressSampled(at, seen.attempt, None)

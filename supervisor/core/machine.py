@@ -163,7 +163,9 @@ def _on_launch_failed(state: RunState, event: e.LaunchFailed, policy: Policy) ->
 
 
 def _on_attempt_restored(state: RunState, event: e.AttemptRestored) -> Step:
-    if state.phase is not Phase.LAUNCHING:
+    """Taken while training too until there was a step: an attempt whose imports are slow counts as one without any."""
+    is_late = state.phase is Phase.TRAINING and state.step is None
+    if state.phase is not Phase.LAUNCHING and not is_late:
         return unchanged(state)
     told = (urgent(event.note, state.incident),) if event.note and not state.restored else ()
     return replace(state, resume_step=event.step, imported=True, restored=True), told

@@ -6,6 +6,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -45,16 +46,23 @@ def test_paused_it_saves_and_waits_and_resumed_it_goes_on_behind_the_last_step(s
     assert "maintenance of the racks" in supervised.order("story")
 
 
-def test_a_rollback_goes_to_the_step_that_was_named_and_a_skip_leaves_the_batches_out(supervised: Supervised) -> None:
-    supervised.environment["STEP_S"] = "0.1"
+def test_a_rollback_goes_to_the_step_that_was_named_and_a_skip_leaves_the_batches_out(
+    supervised: Supervised, tmp_path: Path
+) -> None:
+    pace = tmp_path / "pace"
+    supervised.environment |= {"STEP_S": "0.1", "PACE": str(pace)}
     supervised.start(*torchrun(GPT, *MODEL, "--save-every", "30", "--steps", "120"))
     supervised.until("the first checkpoint", lambda: supervised.events(events.CheckpointCommitted))
-    supervised.wait_for_step(50)
+    supervised.wait_for_step(45)
 
+    # An order takes seconds to arrive where the machine is busy, and the steps are to be there when it does.
+    pace.write_text("1.0")
     supervised.order("rollback", "--to", "35")
+    pace.write_text("0.5")
     supervised.wait_for_attempt(2)
     supervised.wait_for_step(40, attempt=2)
     supervised.order("skip", "70-74")
+    pace.write_text("0.0")
 
     assert supervised.end() == 0, supervised.output
     restored = [each.step for each in supervised.events(events.AttemptRestored)]
@@ -86,9 +94,10 @@ def test_what_cannot_be_done_is_refused_with_the_reason_and_nothing_happens(supe
 
 
 def test_frozen_nothing_is_launched_until_it_is_thawed(supervised: Supervised) -> None:
-    supervised.start(*LONG, "--fail", "kill", "--at", "100", "--once", "killed")
+    supervised.start(*LONG)
     supervised.wait_for_step(5)
     supervised.order("freeze")
+    supervised.rank(0).send(signal.SIGKILL)
 
     supervised.until("it waits for a person", lambda: supervised.status["waiting_for"] == "a person")
     assert supervised.status["frozen"] and supervised.ranks() == []

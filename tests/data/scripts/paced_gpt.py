@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`examples/train_gpt.py` as it is, whose batches take $STEP_S seconds to load, so that a fault hits in the middle."""
+"""`examples/train_gpt.py` as it is, whose batches take $STEP_S seconds to load, so that a fault hits in the middle.
+
+Where there is a file $PACE, it says how long a batch takes, and may be changed at any time.
+"""
 
 import os
 import sys
@@ -16,9 +19,16 @@ from torch import Tensor
 STEP_S = float(os.environ.get("STEP_S", "0"))
 
 
+def step_s() -> float:
+    try:
+        return float(Path(os.environ["PACE"]).read_text())
+    except (KeyError, OSError, ValueError):
+        return STEP_S
+
+
 class PacedBatches(gpt.Batches):
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        time.sleep(STEP_S)
+        time.sleep(step_s())
         return super().__getitem__(index)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 
 from supervisor.agent import api as agent
 from supervisor.controller.monitor import Monitor
@@ -153,8 +154,17 @@ def test_a_silent_script_counts_as_training_after_a_while() -> None:
     watch = monitor()
     watch.take("node-0", agent.AttemptBegan(1, NOW, 99, False), NOW)
     watch.take("node-0", agent.RanksPolled(1, NOW, (status(0, None, 1.0, instrumented=False),)), NOW)
-    assert watch.poll(state(Phase.LAUNCHING), NOW + 5) == []
-    assert watch.poll(state(Phase.LAUNCHING), NOW + 11) == [events.ProgressSampled(NOW + 11, 1, None)]
+    assert watch.poll(state(Phase.LAUNCHING), NOW + 25) == []
+    watch.take("node-0", agent.RanksPolled(1, NOW + 30, (status(0, None, 1.0, instrumented=False),)), NOW + 30)
+    assert watch.poll(state(Phase.LAUNCHING), NOW + 31) == [events.ProgressSampled(NOW + 31, 1, None)]
+
+
+def test_a_script_that_has_reported_steps_is_waited_for_in_its_next_attempt() -> None:
+    watch = monitor()
+    watch.take("node-0", agent.AttemptBegan(1, NOW, 99, False), NOW)
+    watch.take("node-0", agent.RanksPolled(1, NOW + 30, (status(0, None, 1.0, instrumented=False),)), NOW + 30)
+    assert watch.poll(replace(state(Phase.LAUNCHING), newest_step=7), NOW + 31) == []
+    assert watch.poll(state(Phase.LAUNCHING), NOW + 31) != []
 
 
 def test_nan_is_a_loss_event_at_once_and_changes_the_health() -> None:

@@ -36,6 +36,12 @@ MUTANTS = (
     ),
     Mutant(
         "machine.py",
+        "    is_late = state.phase is Phase.TRAINING and state.step is None\n",
+        "    is_late = False\n",
+        "what an attempt with slow imports restored is never known",
+    ),
+    Mutant(
+        "machine.py",
         "Launch(max(known, event.newest_attempt) + 1)",
         "Launch(known + 1)",
         "an attempt number that the store knows is used again",

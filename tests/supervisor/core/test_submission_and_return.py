@@ -203,3 +203,13 @@ def test_run_name_and_size_come_from_the_submission() -> None:
 def _past() -> PastFailure:
     failure = training().crash().state.past
     return failure[0]
+
+
+def test_restore_of_an_attempt_that_seemed_to_have_no_steps_is_taken_once() -> None:
+    journey = Journey().submit().start().progress(None)
+    assert journey.state.phase is Phase.TRAINING
+    journey.restore(80, "an older one")
+    assert (journey.state.resume_step, journey.state.restored, journey.told()) == (80, True, "an older one")
+    assert journey.restore(80, "an older one").told() == ""
+    journey.progress(81)
+    assert journey.restore(60).state.resume_step == 80
