@@ -149,6 +149,7 @@ class Session:
         ref = CheckpointRef(message.step, self.hello.attempt)
         if isinstance(message, Missed):
             self._confess(ref, message.serial, message.why)
+            self._tell(Report(message.serial, message.step, Outcome.NOTED))
             return
         began = time.monotonic()
         try:

@@ -34,6 +34,8 @@ class Outcome(str, Enum):
     FAILED = "failed"
     REFUSED = "refused"
     """A newer attempt has taken over."""
+    NOTED = "noted"
+    """The others are told that this rank has no part in it."""
 
 
 @dataclass(frozen=True, slots=True)

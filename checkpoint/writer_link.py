@@ -143,6 +143,7 @@ class WriterLink:
         self._tell_lost = tell_lost
         self._changed = threading.Condition()
         self._entrusted: dict[int, _Entrusted] = {}
+        self._unheard: dict[int, Missed] = {}
         self._outbox: deque[Message] = deque()
         self._last: Report | None = None
         self._is_closing = False
@@ -159,8 +160,10 @@ class WriterLink:
         self._wake()
 
     def miss(self, message: Missed) -> None:
-        """Let the others know that this rank has no part in a save; never waits."""
-        self._outbox.append(message)
+        """Let the others know that this rank has no part in a save, whichever writer hears it; never waits."""
+        with self._changed:
+            self._unheard[message.serial] = message
+            self._outbox.append(message)
         self._wake()
 
     def wait(self, is_enough: Callable[[], bool], deadline_s: float | None = None) -> bool:
@@ -177,7 +180,7 @@ class WriterLink:
 
     def has_settled_all(self) -> bool:
         """Whether nothing more is to come: here a save ends with rank 0's commit, and with other ranks' own part."""
-        return not self._entrusted
+        return not self._entrusted and not self._unheard
 
     def has_failed(self, serial: int) -> bool:
         """Whether the last save, of this number, is known to have failed."""
@@ -218,6 +221,7 @@ class WriterLink:
                 if time.monotonic() - began >= _GIVE_UP_S:
                     began = time.monotonic()
                     self._lose(f"no checkpoint writer could be reached or started: {error}")
+                    self._unheard.clear()
                 time.sleep(_RETRY_S)
             else:
                 return connection
@@ -264,6 +268,10 @@ class WriterLink:
         if report.outcome is Outcome.COMMITTED:
             self._when_committed(report.stall_s, report.write_s)
         with self._changed:
+            if report.outcome is Outcome.NOTED:
+                self._unheard.pop(report.serial, None)
+                self._changed.notify_all()
+                return
             self._last = report
             entrusted = self._entrusted.get(report.serial)
             if report.outcome is Outcome.PERSISTED and self._hello.rank == 0 and entrusted is not None:
@@ -279,14 +287,19 @@ class WriterLink:
             _log.error("checkpoint save failed, the previous one stands step=%d why=%s", report.step, report.message)
 
     def _lose(self, why: str) -> None:
-        """What was in the writer's hands is lost; free its slots, and have the next writer tell the other ranks."""
+        """What was in the writer's hands is lost; free its slots, and have the next writer tell the other ranks.
+
+        A miss that the writer had not noted may never have reached the others, who would wait for this rank's part.
+        """
         with self._changed:
             lost = dict(self._entrusted)
             self._outbox.clear()
+            self._outbox.extend(self._unheard.values())
             for serial, entrusted in lost.items():
                 if not entrusted.is_persisted:
                     entrusted.slab.word = Word.FREE
-                self._outbox.append(Missed(serial, entrusted.step, why))
+                missed = self._unheard[serial] = Missed(serial, entrusted.step, why)
+                self._outbox.append(missed)
                 self._last = Report(serial, entrusted.step, Outcome.FAILED, why)
             self._entrusted.clear()
             self._changed.notify_all()
