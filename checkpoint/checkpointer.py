@@ -96,6 +96,7 @@ class Checkpointer:
             world_size=self._me.world_size,
             token=self._me.token,
             mttf_s=mttf(parse_history(os.environ.get("CHECKPOINT_FAILURES")), self._me.world_size),
+            when_late=lambda step: self._saver.miss(step, "learned too late of it"),
         )
         self._last: CheckpointRef | None = None
         hello = self._hello((keep, keep_every))

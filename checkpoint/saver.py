@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A rank's saves from the call to the writer: look at the state, copy it into a free slot, hand the slot in.
 
-Only the copy is on the step path. Every rank counts its saves, the skipped ones too, so that the numbers agree.
+Only the copy is on the step path. Every rank numbers its saves, the skipped ones too, and no number is below its step:
+so the numbers agree, and do so again after a save that one rank never knew of.
 """
 
 from __future__ import annotations
@@ -133,7 +134,7 @@ class Saver:
             CheckpointError: a value of the state cannot be saved.
         """
         self.finish()
-        self.serial += 1
+        self.serial = max(self.serial + 1, ref.step)
         index = self._slots.free()
         if index is None and must:
             self._link.wait(lambda: self._slots.free() is not None)
@@ -152,6 +153,12 @@ class Saver:
         except OSError as error:
             self._tell_lost(ref.step, str(error))
             self._link.miss(Missed(self.serial, ref.step, f"rank {self._me.rank}: {error}"))
+
+    def miss(self, step: int, why: str) -> None:
+        """Take no part in the save of a step that is over, and let the other ranks know."""
+        self.finish()
+        self.serial = max(self.serial + 1, step)
+        self._link.miss(Missed(self.serial, step, f"rank {self._me.rank} {why}"))
 
     def hold(self) -> None:
         """Return when the tensors of the last save may change (on CUDA: by work queued from now on)."""

@@ -65,7 +65,8 @@ class FixedSteps:
 class AgreedSteps:
     """Saves by time: rank 0 chooses the steps ahead, the others learn them from the store.
 
-    `due` costs a comparison at most steps, and never waits.
+    `due` costs a comparison at most steps, and never waits. `when_late` is told the step of a save that this rank has
+    learned of only after it.
     """
 
     def __init__(
@@ -79,11 +80,13 @@ class AgreedSteps:
         mttf_s: float,
         lead_s: float = LEAD_S,
         clock: Callable[[], float] = time.monotonic,
+        when_late: Callable[[int], None] = lambda _step: None,
     ) -> None:
         self._every, self._store, self._token = every, store, token
         self._rank, self._world_size, self._mttf_s = rank, world_size, mttf_s
         self._lead_s = lead_s if world_size > 1 else 0.0
         self._clock = clock
+        self._when_late = when_late
         self._costs = Costs()
         self._times: list[tuple[int, float]] = []
         self._asked = 0
@@ -121,6 +124,7 @@ class AgreedSteps:
     def _pass(self, step: int, due: int) -> None:
         if step > due:
             _log.warning("rank %d learned too late of a save, which cannot be committed step=%d", self._rank, due)
+            self._when_late(due)
         self._times = [*self._times[-1:], (step, self._clock())]
         self._due = None
         self._seek()
@@ -195,9 +199,26 @@ class AgreedSteps:
 
 
 def make_schedule(
-    every: Every, store: Store, *, rank: int, world_size: int, token: str, mttf_s: float, lead_s: float = LEAD_S
+    every: Every,
+    store: Store,
+    *,
+    rank: int,
+    world_size: int,
+    token: str,
+    mttf_s: float,
+    when_late: Callable[[int], None],
+    lead_s: float = LEAD_S,
 ) -> Schedule:
     """The schedule for an interval."""
     if every.steps is not None:
         return FixedSteps(every.steps)
-    return AgreedSteps(every, store, rank=rank, world_size=world_size, token=token, mttf_s=mttf_s, lead_s=lead_s)
+    return AgreedSteps(
+        every,
+        store,
+        rank=rank,
+        world_size=world_size,
+        token=token,
+        mttf_s=mttf_s,
+        lead_s=lead_s,
+        when_late=when_late,
+    )

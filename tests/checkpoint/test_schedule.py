@@ -29,6 +29,7 @@ class Rank:
         self, store: Store, rank: int, world_size: int, every: str, *, step_s: float, token: str = "t"
     ) -> None:
         self.now = 1000.0 * rank
+        self.late: list[int] = []
         self.step_s = step_s
         self.schedule = AgreedSteps(
             parse_every(every),
@@ -39,6 +40,7 @@ class Rank:
             mttf_s=1e6,
             lead_s=LEAD_S,
             clock=lambda: self.now,
+            when_late=self.late.append,
         )
 
     def step(self, step: int) -> bool:
@@ -90,7 +92,16 @@ def test_fixed_steps_are_multiples() -> None:
     schedule.saved(1.0, 1.0)
     schedule.close()
     assert isinstance(
-        make_schedule(Every(steps=5), PosixStore(Path("/x")), rank=0, world_size=1, token="", mttf_s=1), FixedSteps
+        make_schedule(
+            Every(steps=5),
+            PosixStore(Path("/x")),
+            rank=0,
+            world_size=1,
+            token="",
+            mttf_s=1,
+            when_late=lambda _step: None,
+        ),
+        FixedSteps,
     )
 
 
@@ -131,6 +142,7 @@ def test_a_rank_that_has_not_heard_goes_on_without_waiting_and_is_back_at_the_ne
     assert (
         not second.step(due + 1) and f"learned too late of a save, which cannot be committed step={due}" in caplog.text
     )
+    assert (first.late, second.late) == ([], [due])
     assert first.step(due) and not first.step(due + 1)
     wait_until(lambda: first.next is not None and first.next == second.next)
     saves = train([first, second], range(due + 2, due + 20))
