@@ -198,8 +198,9 @@ class Writer:
                 self._part(peer)
 
     def _clear_up_after(self, first: Session | None) -> None:
-        """When a rank 0 has died, remove what other ranks have written of saves that it never handed in."""
-        if first is None or not first.has_died:
+        """When a rank 0 is gone, remove what other ranks have written of saves that it never handed in, or skipped."""
+        # In a thread, a rank that has left by its own will may be saving through another writer by now.
+        if first is None or not (first.has_died or self._folder is not None):
             return
         if all(each.hello.attempt != first.hello.attempt for each in self._sessions.values()):
             first.clear_rest()

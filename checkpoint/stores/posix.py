@@ -10,12 +10,15 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
 from checkpoint.api import Sink
 from checkpoint.stores import direct
+
+_REMNANT_S = 3600.0
+"""A file that is put in place by a rename is never being written for so long."""
 
 
 class PosixStore:
@@ -59,6 +62,8 @@ class PosixStore:
             partial.unlink(missing_ok=True)
             raise
         _sync_folder(path.parent)
+        if path.parent == self._root:
+            self._drop_remnants(path)
 
     @contextmanager
     def create(self, name: str) -> Iterator[Sink]:
@@ -98,6 +103,17 @@ class PosixStore:
         except FileNotFoundError:
             return
         _sync_folder(path.parent)
+
+    def _drop_remnants(self, written: Path) -> None:
+        """Remove what killed writers have left in the root; in the folders of checkpoints it goes with the folder.
+
+        By the file server's clock, as a file that was just written has it.
+        """
+        now = written.stat().st_mtime
+        for path in self._root.glob("*.partial"):
+            with suppress(FileNotFoundError):
+                if now - path.stat().st_mtime >= _REMNANT_S:
+                    path.unlink()
 
 
 def _sync_folder(folder: Path) -> None:

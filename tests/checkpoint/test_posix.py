@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -57,3 +58,11 @@ def test_a_full_disk_is_an_error(full_disk: Path) -> None:
         direct.write_file(full_disk / "file", pages(3 * _MIB), 3 * _MIB)
     with pytest.raises(OSError, match="No space left on device"):
         PosixStore(full_disk).put_buffer("file", pages(2 * _MIB), 2 * _MIB)
+
+
+def test_what_killed_writers_left_in_the_root_is_removed_when_nobody_can_be_writing_it(tmp_path: Path) -> None:
+    for name, age_s in (("FENCE.json.12.partial", 4000), ("FENCE.json.13.partial", 60)):
+        (tmp_path / name).write_bytes(b"{")
+        os.utime(tmp_path / name, (time.time() - age_s,) * 2)
+    PosixStore(tmp_path).write("SCHEDULE.json", b"{}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["FENCE.json.13.partial", "SCHEDULE.json"]
