@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -260,9 +260,11 @@ class Checkpointer:
         ends = time.monotonic() + self._deadline_s
         partial, final = partial_folder_of(self._last), folder_of(self._last)
         while time.monotonic() < ends:
-            folders = self._store.folders()
-            if final in folders or partial not in folders or self._is_given_up(partial):
-                return
+            # A store that is away for a while is no reason to end training, which only wants to know.
+            with suppress(OSError):
+                folders = self._store.folders()
+                if final in folders or partial not in folders or self._is_given_up(partial):
+                    return
             time.sleep(_POLL_S)
 
     def _is_given_up(self, partial: str) -> bool:
