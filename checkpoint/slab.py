@@ -17,6 +17,7 @@ import mmap
 import os
 import stat
 from collections.abc import Mapping
+from contextlib import suppress
 from enum import IntEnum
 from pathlib import Path
 
@@ -211,7 +212,9 @@ class Slab:
         except BufferError:
             # An error that came out of a pool of threads holds on to the frames, and so to the views, that it passed.
             gc.collect()
-            self.memory.close()
+            # Who keeps such an error, as some handlers of logs do, keeps the mapping until it lets go.
+            with suppress(BufferError):
+                self.memory.close()
 
 
 def slab_bytes(image: int, record: int) -> int:

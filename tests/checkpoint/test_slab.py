@@ -110,3 +110,14 @@ def test_names_differ_by_store_launch_rank_and_slot() -> None:
         name_of(store, token, rank, slot) for store in "ab" for token in "cd" for rank in (0, 1) for slot in (0, 1)
     }
     assert len(names) == 16
+
+
+def test_a_view_that_somebody_still_holds_is_no_reason_to_fail(tmp_path: Path) -> None:
+    slab = Slab.create(tmp_path / "a.slab", 5000)
+    slab.put_record(10, b"record")
+    with slab.image as held:
+        slab.resize(20_000)
+        assert slab.record == b"record" and len(held) == PAGE_BYTES
+    with slab.image:
+        slab.close(remove=True)
+    assert list(tmp_path.iterdir()) == []
