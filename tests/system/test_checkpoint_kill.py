@@ -8,7 +8,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -68,10 +68,10 @@ def test_a_kill_at_any_moment_costs_no_committed_step_and_leaves_nothing_behind(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 4 MiB; mounting it takes root."""
+    """A tmpfs of 4 MiB and 64 files; mounting it takes root."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(folder)], check=True, timeout=60)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,nr_inodes=64", "tmpfs", str(folder)], check=True, timeout=60)
     try:
         yield folder
     finally:
@@ -95,3 +95,55 @@ def test_a_really_full_disk_leaves_the_previous_checkpoint_and_training_goes_on(
     state = {"weights": torch.zeros(100_000)}
     assert Checkpointer(store).restore(state) == 3
     assert state["weights"].eq(3).all()
+
+
+def leave_bytes(disk: Path, free: int) -> None:
+    """Fill the disk but for this many bytes."""
+    ballast = disk / "ballast"
+    ballast.unlink(missing_ok=True)
+    found = os.statvfs(disk)
+    with ballast.open("wb") as stream:
+        os.posix_fallocate(stream.fileno(), 0, max(found.f_bavail * found.f_bsize - free, 1))
+
+
+def leave_files(disk: Path, free: int) -> None:
+    """Have the disk take this many more files, and no byte less than before."""
+    ballast = disk / "ballast"
+    ballast.mkdir(exist_ok=True)
+    for each in ballast.iterdir():
+        each.unlink()
+    for number in range(os.statvfs(disk).f_favail - free):
+        (ballast / str(number)).touch()
+
+
+@pytest.mark.parametrize(
+    ("leave", "amounts"), [(leave_bytes, range(0, 1 << 20, 48 << 10)), (leave_files, range(10))], ids=["bytes", "files"]
+)
+def test_a_disk_that_is_full_at_any_moment_of_a_save_costs_that_save_alone(
+    small_disk: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    leave: Callable[[Path, int], None],
+    amounts: range,
+) -> None:
+    monkeypatch.setenv("CHECKPOINT_EVENTS", str(tmp_path / "events"))
+    store = small_disk / "store"
+    catalogue = open_catalogue(str(store))
+    state = {"weights": torch.zeros(200_000)}
+    with Checkpointer(store, keep=1) as checkpointer:
+        checkpointer.save(1, state, wait=True)
+        for step, amount in enumerate(amounts, 2):
+            before = catalogue.committed()[-1].step
+            leave(small_disk, amount)
+            state["weights"].fill_(step)
+            checkpointer.save(step, state, wait=True)
+            (newest,) = catalogue.committed()
+            failed = [each["step"] for each in events_of(tmp_path / "events") if each["event"] == "save_failed"]
+            assert newest.step == (before if step in failed else step)
+            assert catalogue.verify(newest.ref) == []
+        assert 2 in failed and amounts[-1] and catalogue.committed()[-1].step == len(amounts) + 1
+    assert all(
+        "No space" in each["message"] for each in events_of(tmp_path / "events") if each["event"] == "save_failed"
+    )
+    assert sorted(path.name for path in store.iterdir())[1:] == [Path(newest.uri).name]
+    assert Checkpointer(store).restore(state) == newest.step and state["weights"].eq(newest.step).all()
