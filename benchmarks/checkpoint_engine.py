@@ -4,11 +4,13 @@
 The state is about 1 GiB of fp32 tensors in 300 pieces, as of parameters and Adam's moments, sharded over one and two
 gloo ranks. All ways take turns, `SAVES` rounds. Stall: how long the call holds the caller. Lost: all training time that
 a save costs until it is committed, the stall and the slower steps. Peers have their best stagers (kept buffers, in
-shared memory for the process mode), two writing threads and a process group of their own.
+shared memory for the process mode), two writing threads and a process group of their own. DLRover's flash checkpoint
+needs its own launcher, and so has launches of its own, in which ours and the plain copy take turns with it again; each
+ratio is of one launch.
 
 The bars: the median stall, and the stall of the very first save, are at most 1.15 times a plain copy by one thread in
-the same run; the time lost is below the best peer's; bytes a second to the disk, checksum and commit included, are at
-least 0.9 of what direct sequential writes reach.
+the same launch; the time lost is below the best peer's, and below DLRover's; bytes a second to the disk, checksum and
+commit included, are at least 0.9 of what direct sequential writes reach.
 """
 
 from __future__ import annotations
@@ -20,12 +22,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks import measuring
+from benchmarks import flash_checkpoint, measuring
+from benchmarks.checkpoint_rank import DLROVER, MEMCPY, OURS, TORCH
 from benchmarks.measuring import ROOT, Bar
 from checkpoint import Checkpointer
 
@@ -36,10 +41,11 @@ WRITES = 5
 BLOCK_BYTES = 16 << 20
 STALL_BAR = 1.15
 DISK_BAR = 0.9
-MEMCPY, OURS = "memcpy, one thread", "ours"
+RANKS = (1, 2)
 COLUMNS = (
     "way to save",
     "ranks",
+    "beside",
     "first stall s",
     "stall s",
     "least",
@@ -49,15 +55,38 @@ COLUMNS = (
 )
 
 
-def launch(folder: Path, ranks: int, size_mib: int, saves: int) -> dict[str, Any]:
-    """Run the ranks; what rank 0 measured."""
-    output = folder / f"ranks-{ranks}.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    command += ["-m", "benchmarks.checkpoint_rank", str(folder / str(ranks))]
-    command += [str(size_mib), str(TENSORS), str(saves), str(output)]
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Ways that took turns in the same processes; a sample is the stall, the time to the commit and the time lost."""
+
+    ranks: int
+    peers: str
+    samples: dict[str, list[list[float]]]
+    skipped: int
+
+    def medians(self, way: str) -> float:
+        """Of the stalls; seconds."""
+        return measuring.median([each[0] for each in self.samples[way]])
+
+    def lost(self, way: str) -> float:
+        """Seconds in all."""
+        return sum(each[2] for each in self.samples[way])
+
+
+def launch(folder: Path, ranks: int, size_mib: int, saves: int, dlrover: Path | None = None) -> Launch:
+    """Run the ranks under torchrun, or with a Python that has DLRover under its launcher."""
+    peers = DLROVER if dlrover else TORCH
+    name = f"{peers}-{ranks}"
+    output = folder / f"{name}.json"
+    module = ["benchmarks.checkpoint_rank", str(folder / name), str(size_mib), str(TENSORS), str(saves)]
+    module += [str(output), peers]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    subprocess.run(command, check=True, cwd=ROOT, env=environment)
-    return dict(json.loads(output.read_text()))
+    if dlrover:
+        flash_checkpoint.run_ranks(dlrover, ranks, module, environment, folder / f"{name}.log")
+    else:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        subprocess.run([*command, "-m", *module], check=True, cwd=ROOT, env=environment)
+    return Launch(ranks, peers, **json.loads(output.read_text()))
 
 
 def direct_rate(folder: Path, size: int) -> float:
@@ -90,17 +119,51 @@ def our_rate(folder: Path, size_mib: int) -> float:
     return max(float(fact["bytes"] / fact["seconds"]) for fact in facts if fact["event"] == "committed")
 
 
-def bars_of(ranks: int, samples: dict[str, list[list[float]]]) -> list[Bar]:
-    """What is claimed of one number of ranks."""
-    stalls = {name: [each[0] for each in found] for name, found in samples.items()}
-    lost = {name: sum(each[2] for each in found) for name, found in samples.items()}
-    copy_s = measuring.median(stalls[MEMCPY])
-    best = min(value for name, value in lost.items() if name not in (MEMCPY, OURS))
+def bars_of(measured: Launch) -> list[Bar]:
+    """What is claimed of one launch."""
+    best = min(measured.lost(way) for way in measured.samples if way not in (MEMCPY, OURS))
+    copy_s, first_s = measured.medians(MEMCPY), measured.samples[OURS][0][0]
+    told = f"{measured.ranks} ranks, beside {measured.peers}"
     return [
-        Bar(f"stall over memcpy, {ranks} ranks", measuring.median(stalls[OURS]) / copy_s, STALL_BAR, "times"),
-        Bar(f"first stall over memcpy, {ranks} ranks", stalls[OURS][0] / copy_s, STALL_BAR, "times"),
-        Bar(f"time lost over the best peer's, {ranks} ranks", lost[OURS] / best, 1.0, "times"),
+        Bar(f"stall over memcpy, {told}", measured.medians(OURS) / copy_s, STALL_BAR, "times"),
+        Bar(f"first stall over memcpy, {told}", first_s / copy_s, STALL_BAR, "times"),
+        Bar(f"time lost over the best peer's, {told}", measured.lost(OURS) / best, 1.0, "times"),
     ]
+
+
+def rows_of(measured: Launch) -> Iterator[measuring.Row]:
+    """A launch's lines of the table."""
+    for way, each in measured.samples.items():
+        stall, ended, lost = ([one[i] for one in each] for i in range(3))
+        head = (way, measured.ranks, measured.peers, stall[0])
+        yield (*head, measuring.median(stall), min(stall), measuring.median(ended), measuring.median(lost), sum(lost))
+
+
+def found_in(measured: Launch) -> dict[str, Any]:
+    """A launch's part of the result."""
+    told: dict[str, Any] = {"ranks": measured.ranks, "peers": measured.peers, "skipped": measured.skipped}
+    for way, each in measured.samples.items():
+        stall, ended, lost = ([one[i] for one in each] for i in range(3))
+        told[way] = {
+            "first_stall_s": stall[0],
+            "stall_s": measuring.spread(stall),
+            "committed_after_s": measuring.spread(ended),
+            "lost_s": measuring.spread(lost),
+            "lost_in_all_s": sum(lost),
+        }
+    return told
+
+
+def measured_by(
+    folder: Path, size_mib: int, saves: int, dlrover: Path | None, rank_counts: Sequence[int] = RANKS
+) -> list[Launch]:
+    """All launches."""
+    found = []
+    for ranks in rank_counts:
+        found.append(launch(folder, ranks, size_mib, saves))
+        if dlrover:
+            found.append(launch(folder, ranks, size_mib, saves, dlrover))
+    return found
 
 
 def main() -> int:
@@ -109,34 +172,24 @@ def main() -> int:
     parser.add_argument("--size-mib", type=int, default=SIZE_MIB)
     parser.add_argument("--saves", type=int, default=SAVES)
     parser.add_argument("--folder", type=Path, default=None, help="on the disk to write to")
+    parser.add_argument("--dlrover", type=Path, default=Path(sys.executable), help="a Python that has DLRover")
     chosen = parser.parse_args()
     began = measuring.place()
-    rows, bars, found = [], [], {}
+    versions = flash_checkpoint.versions(chosen.dlrover)
     with tempfile.TemporaryDirectory(dir=chosen.folder) as name:
         folder = Path(name)
-        for ranks in (1, 2):
-            measured = launch(folder, ranks, chosen.size_mib, chosen.saves)
-            samples = measured["samples"]
-            bars += bars_of(ranks, samples)
-            for way, each in samples.items():
-                stall, ended, lost = ([one[i] for one in each] for i in range(3))
-                middle = measuring.median
-                rows.append((way, ranks, stall[0], middle(stall), min(stall), middle(ended), middle(lost), sum(lost)))
-                found[f"{way}, {ranks} ranks"] = {
-                    "first_stall_s": stall[0],
-                    "stall_s": measuring.spread(stall),
-                    "committed_after_s": measuring.spread(ended),
-                    "lost_s": measuring.spread(lost),
-                    "lost_in_all_s": sum(lost),
-                }
-            found[f"skipped, {ranks} ranks"] = measured["skipped"]
+        launches = measured_by(folder, chosen.size_mib, chosen.saves, chosen.dlrover if versions else None)
         direct, ours = direct_rate(folder, chosen.size_mib << 20), our_rate(folder, chosen.size_mib)
-    measuring.show(COLUMNS, rows)
+    measuring.show(COLUMNS, [row for each in launches for row in rows_of(each)])
     print(f"to the disk: ours {ours / 2**30:.2f} GiB/s, direct writes {direct / 2**30:.2f} GiB/s")
+    bars = [bar for each in launches for bar in bars_of(each)]
     bars.append(Bar("direct writes' rate over ours", direct / ours, 1 / DISK_BAR, "times"))
-    parameters = {"size_mib": chosen.size_mib, "tensors": TENSORS, "saves": chosen.saves}
+    parameters = {"size_mib": chosen.size_mib, "tensors": TENSORS, "saves": chosen.saves, "torch": torch.__version__}
+    parameters["dlrover"] = versions or "not installed"
     rates = {"direct_bytes_per_s": direct, "our_bytes_per_s": ours}
-    return measuring.conclude(began, chosen.output, parameters, {"ways": found, **rates}, bars)
+    return measuring.conclude(
+        began, chosen.output, parameters, {"launches": [found_in(each) for each in launches], **rates}, bars
+    )
 
 
 if __name__ == "__main__":

@@ -28,8 +28,11 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType,
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
+from benchmarks.flash_checkpoint import FlashCheckpoint
 from checkpoint import Checkpointer
 
+MEMCPY, OURS = "memcpy, one thread", "ours"
+TORCH, DLROVER = "torch", "DLRover"
 WIDTH = 512
 QUIET_STEPS = 12
 SETTLE_S = 10.0
@@ -120,9 +123,13 @@ class Asynchronous:
         self._stager.close()
 
 
-def ways(folder: Path, state: dict[str, Any]) -> Iterator[tuple[str, Way]]:
-    yield "memcpy, one thread", Copied(folder, state)
-    yield "ours", Ours(folder, state)
+def ways(folder: Path, state: dict[str, Any], peers: str) -> Iterator[tuple[str, Way]]:
+    """Ours and the plain copy beside the named peers, which their launchers keep apart."""
+    yield MEMCPY, Copied(folder, state)
+    yield OURS, Ours(folder, state)
+    if peers == DLROVER:
+        yield DLROVER, FlashCheckpoint(folder, state, dist.get_world_size())
+        return
     yield "dcp.save", Synchronous(folder, state)
     yield "async_save, thread", Asynchronous(folder, state, AsyncCheckpointerType.THREAD)
     yield "async_save, process", Asynchronous(folder, state, AsyncCheckpointerType.PROCESS)
@@ -187,6 +194,7 @@ def check(folder: Path, state: dict[str, Any]) -> None:
 
 def main() -> None:
     folder, size_mib, tensors, saves, output = Path(sys.argv[1]), *map(int, sys.argv[2:5]), Path(sys.argv[5])
+    peers = sys.argv[6]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -194,7 +202,7 @@ def main() -> None:
     check(folder, state)
     samples: dict[str, list[tuple[float, float, float]]] = {}
     with ExitStack() as stack:
-        known = dict(ways(folder, state))
+        known = dict(ways(folder, state, peers))
         for way in known.values():
             stack.callback(way.close)
         training = Training()
@@ -205,7 +213,7 @@ def main() -> None:
             for name, way in known.items():
                 samples.setdefault(name, []).append(training.window(way, step))
                 tidy(folder, step)
-        ours = known["ours"]
+        ours = known[OURS]
         assert isinstance(ours, Ours)
     if dist.get_rank() == 0:
         output.write_text(json.dumps({"samples": samples, "skipped": ours.checkpointer.skipped}))
@@ -215,7 +223,7 @@ def tidy(folder: Path, step: int) -> None:
     """Remove what peers have saved, between the windows."""
     dist.barrier()
     if dist.get_rank() == 0:
-        for name in ("sync", *(kind.value for kind in AsyncCheckpointerType)):
+        for name in ("sync", "dlrover", *(kind.value for kind in AsyncCheckpointerType)):
             shutil.rmtree(folder / name / str(step), ignore_errors=True)
     dist.barrier()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A slice of the benchmarks that break real launches: they run to their end and their numbers are of the right kind.
+"""A slice of the benchmarks that need real launches: they run to their end and their numbers are of the right kind.
 
 No bar is held here, because the machine may be busy.
 """
@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import control_plane, detection, recovery
+from benchmarks import checkpoint_engine, control_plane, detection, flash_checkpoint, recovery
+from benchmarks.checkpoint_rank import MEMCPY, OURS
 from benchmarks.detection import Breaker
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
@@ -39,3 +40,32 @@ def test_cost_of_controller_agent_and_standby_is_told(tmp_path: Path) -> None:
     costs = control_plane.measured(tmp_path, step_s=0.2, watch_s=3.0, quiet_s=0.0)
     assert costs.keys() == {"controller", "agent", "standby"}
     assert all(cost.pss_mb > 1 and cost.rss_mb >= cost.pss_mb for cost in costs.values())
+
+
+def test_every_way_to_save_takes_its_turns_beside_a_plain_copy(tmp_path: Path) -> None:
+    (found,) = checkpoint_engine.measured_by(tmp_path, size_mib=8, saves=1, dlrover=None, rank_counts=(2,))
+    assert [*found.samples] == [MEMCPY, OURS, "dcp.save", "async_save, thread", "async_save, process"]
+    assert all(stall > 0 and ended >= stall for each in found.samples.values() for stall, ended, _ in each)
+    assert {len(each) for each in found.samples.values()} == {2}
+    assert len(checkpoint_engine.bars_of(found)) == 3
+    assert {*checkpoint_engine.found_in(found)} > {*found.samples}
+
+
+def test_a_peer_that_is_not_installed_is_left_out_with_a_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert flash_checkpoint.versions(tmp_path / "python") is None
+    empty = tmp_path / "empty"
+    empty.write_text("#!/bin/sh\necho 'No module named dlrover' >&2\nexit 1\n")
+    empty.chmod(0o700)
+    assert flash_checkpoint.versions(empty) is None
+    told = capfd.readouterr().out.splitlines()
+    assert len(told) == 2 and all("pip install 'dlrover" in line for line in told)
+    assert "No module named dlrover" in told[1]
+
+
+def test_the_rate_to_the_disk_is_told_beside_direct_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHECKPOINT_EVENTS", str(tmp_path / "events"))
+    monkeypatch.setattr(checkpoint_engine, "WRITES", 1)
+    assert checkpoint_engine.direct_rate(tmp_path, 16 << 20) > 0
+    assert checkpoint_engine.our_rate(tmp_path, 8) > 0
