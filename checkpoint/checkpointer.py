@@ -195,7 +195,8 @@ class Checkpointer:
             step: optimizer steps done.
             state: as for `restore`.
             wait: return only when the checkpoint is committed, or has failed.
-            overlap: return while the tensors are still being copied; call `before_update` before they change.
+            overlap: return while the tensors are still being copied; call `before_update` before they change, so before
+                the optimizer's step, and before the forward of a model that writes values in it (batch norm does).
 
         Raises:
             CheckpointError: a value of the state cannot be saved; the message names its key.
@@ -211,7 +212,10 @@ class Checkpointer:
                 self._wait()
 
     def before_update(self) -> None:
-        """Call it before the optimizer changes the weights when a save may `overlap`; costs nothing otherwise."""
+        """Call it before the optimizer changes the weights when a save may `overlap`; costs nothing otherwise.
+
+        On CUDA the host goes on: what this thread queues from now on, on the current stream, comes after the copy.
+        """
         self._saver.hold()
 
     def wait(self) -> None:

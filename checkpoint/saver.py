@@ -150,7 +150,7 @@ class Saver:
         except CheckpointError as error:
             self._link.miss(Missed(self.serial, ref.step, str(error)))
             raise
-        except OSError as error:
+        except (OSError, torch.OutOfMemoryError) as error:
             self._tell_lost(ref.step, str(error))
             self._link.miss(Missed(self.serial, ref.step, f"rank {self._me.rank}: {error}"))
 
@@ -167,9 +167,9 @@ class Saver:
 
     def finish(self) -> None:
         """Return when the last save is handed in."""
-        if self._underway is not None:
-            self._underway.handed_in.result()
-            self._underway = None
+        underway, self._underway = self._underway, None
+        if underway is not None:
+            underway.handed_in.result()
 
     def wait(self, deadline_s: float | None = None) -> None:
         """Wait until every save here is persisted, and on rank 0 committed, or has failed."""

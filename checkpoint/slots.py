@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import errno
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from checkpoint.api import CheckpointError, CheckpointRef
+from checkpoint.api import CheckpointRef
 from checkpoint.copying import Copier, Copy
+from checkpoint.cuda import Devices, PinError
 from checkpoint.layout import Envelopes, ImageLayout, lay_out
 from checkpoint.plan import RankPlan, WrittenItem
 from checkpoint.record import Notes, encode_outline, encode_record, file_of
@@ -48,10 +48,12 @@ class Drawing:
 class Slot:
     """One slab with what is drawn in it."""
 
-    def __init__(self, slab: Slab) -> None:
+    def __init__(self, slab: Slab, devices: Devices) -> None:
         self.slab = slab
+        self._devices = devices
         self._drawn: Drawing | None = None
-        self._is_pinned = False
+        self._pinned_for: torch.device | None = None
+        self._may_pin = True
         self._bytes = torch.frombuffer(slab.memory, dtype=torch.uint8)
 
     def fit(self, needed: int, capacity: int) -> None:
@@ -79,8 +81,7 @@ class Slot:
 
     def copy(self, copier: Copier, drawing: Drawing, sight: Sight, *, join: bool) -> Copy:
         """Copy the tensors to their places."""
-        if any(source.is_cuda for source in sight.sources):
-            self.pin()
+        self.pin_for(sight.sources)
         return copier.start(self._bytes[PAGE_BYTES:], drawing.offsets, sight.sources, join=join)
 
     def close(self, *, remove: bool) -> None:
@@ -89,24 +90,34 @@ class Slot:
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self.slab.close(remove=remove)
 
-    def pin(self) -> None:
-        """Register the memory with CUDA, whose copies are asynchronous, and fast, only with memory that stays put."""
-        if not self._is_pinned:
-            self._demand(_cudart().cudaHostRegister(self._bytes.data_ptr(), self._bytes.numel(), 0), "pin")
-            self._is_pinned = True
+    def pin_for(self, sources: Sequence[torch.Tensor]) -> None:
+        """Pin the memory if a source lies on a device. Where that is refused copies are slower, and as right."""
+        if self._pinned_for is not None or not self._may_pin:
+            return
+        device = next((found for each in sources if (found := self._devices.device_of(each)) is not None), None)
+        if device is None:
+            return
+        try:
+            self._devices.pin(self._bytes, device)
+            self._pinned_for = device
+        except PinError as error:
+            self._may_pin = False
+            _log.warning(
+                "snapshot's memory cannot be pinned, so that saves stall for a slow copy bytes=%d device=%s why=%s",
+                self._bytes.numel(),
+                device,
+                error,
+            )
 
     def _unpin(self) -> None:
-        if self._is_pinned:
-            self._demand(_cudart().cudaHostUnregister(self._bytes.data_ptr()), "unpin")
-            self._is_pinned = False
-
-    def _demand(self, outcome: object, what: str) -> None:
-        if int(outcome) != 0:  # type: ignore[call-overload]
-            raise CheckpointError(f"CUDA could not {what} {self._bytes.numel()} bytes of host memory: error {outcome}")
-
-
-def _cudart() -> Any:
-    return torch.cuda.cudart()  # type: ignore[no-untyped-call]
+        """A device that has failed refuses this, too, which must not hide why, nor keep the memory."""
+        if self._pinned_for is not None:
+            try:
+                self._devices.unpin(self._bytes, self._pinned_for)
+            except PinError as error:
+                _log.warning("snapshot's memory stays pinned until this process ends why=%s", error)
+        self._pinned_for = None
+        self._may_pin = True
 
 
 class SlotPair:
@@ -140,8 +151,7 @@ class SlotPair:
             if slot.slab.word is not Word.FULL:
                 slot.fit(capacity, capacity)
                 slot.draw(drawing)
-                if any(source.is_cuda for source in sight.sources):
-                    slot.pin()
+                slot.pin_for(sight.sources)
 
     def fill(self, index: int, sight: Sight, *, join: bool) -> Copy:
         """Start a copy of the state in a free slot; `seal` has to follow it.
@@ -198,7 +208,7 @@ class SlotPair:
     def _make(self, capacity: int) -> Slot:
         path = self._name(len(self._slots))
         try:
-            return Slot(Slab.create(path, capacity))
+            return Slot(Slab.create(path, capacity), self._copier.devices)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.ENOENT, errno.EROFS, errno.EACCES):
                 raise
@@ -209,4 +219,4 @@ class SlotPair:
                 capacity,
                 error,
             )
-            return Slot(Slab.create_unnamed(path, capacity))
+            return Slot(Slab.create_unnamed(path, capacity), self._copier.devices)
