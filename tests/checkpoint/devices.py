@@ -50,7 +50,7 @@ class LateCopies:
 
 
 class LateDevices:
-    """Tensors lie where `place` says; `full` devices have no memory left; with `refuses` nothing is pinned or unpinned."""
+    """Tensors lie where `place` says; `full` devices have no memory left; with `refuses` none is pinned or let go."""
 
     def __init__(self) -> None:
         self._places: dict[int, torch.device] = {}

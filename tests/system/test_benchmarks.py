@@ -6,6 +6,9 @@ No bar is held here, because the machine may be busy.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +17,8 @@ import pytest
 from benchmarks import checkpoint_engine, control_plane, detection, flash_checkpoint, recovery
 from benchmarks.checkpoint_rank import MEMCPY, OURS
 from benchmarks.detection import Breaker
+from benchmarks.gpu_checkpoint import NO_GPU
+from benchmarks.measuring import ROOT
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(600)]
 
@@ -69,3 +74,22 @@ def test_the_rate_to_the_disk_is_told_beside_direct_writes(tmp_path: Path, monke
     monkeypatch.setattr(checkpoint_engine, "WRITES", 1)
     assert checkpoint_engine.direct_rate(tmp_path, 16 << 20) > 0
     assert checkpoint_engine.our_rate(tmp_path, 8) > 0
+
+
+def gpu_checkpoint(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu_checkpoint", "--output", str(folder / "result.json"), *arguments]
+    around = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=around, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_without_a_gpu_its_check_says_that_it_did_not_run(tmp_path: Path) -> None:
+    ended = gpu_checkpoint(tmp_path)
+    assert (ended.returncode, [*tmp_path.iterdir()]) == (NO_GPU, [])
+    assert "DID NOT RUN" in ended.stdout and f"exit code {NO_GPU}" in ended.stdout
+
+
+def test_the_gpu_check_rehearses_every_line_it_can_and_measures_nothing(tmp_path: Path) -> None:
+    ended = gpu_checkpoint(tmp_path, "--rehearse", "--folder", str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("right: ") == 5 and "NOTHING was measured" in ended.stdout
+    assert [*tmp_path.iterdir()] == []
