@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 WORKERS ?= 2
 BENCHMARKS := client_cost false_alarms detection recovery control_plane checkpoint_engine
 
-.PHONY: setup format check test demo soak bench
+.PHONY: setup format check test demo soak bench gpu
 
 setup: $(READY)
 
@@ -42,3 +42,6 @@ bench: $(READY)  ## measure the claims of the README anew, on a quiet machine; a
 	@missed=; for name in $(BENCHMARKS); do \
 	  echo "== $$name"; $(BIN)/python -m benchmarks.$$name || missed="$$missed $$name"; \
 	done; test -z "$$missed" || { echo "missed or broken:$$missed"; exit 1; }
+
+gpu: $(READY)  ## check snapshots on a GPU, and what they cost; without one it says so and fails
+	$(BIN)/python -m benchmarks.gpu_checkpoint
