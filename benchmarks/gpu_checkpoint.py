@@ -141,6 +141,12 @@ def ways(machine: Machine, folder: Path, tensors: dict[str, torch.Tensor]) -> It
     yield COPIED, Ours(folder / "copied", tensors, overlap=False)
     yield OVERLAPPED, Ours(folder / "overlapped", tensors, overlap=True)
     for kind in AsyncCheckpointerType:
+        needed = sum(each.nbytes for each in tensors.values()) if kind is AsyncCheckpointerType.PROCESS else 0
+        free = shutil.disk_usage("/dev/shm").free
+        if free < needed:
+            # Its stager has no other place, and a page that is not there ends the process.
+            print(f"async_save, {kind.value}: left out, /dev/shm has {free} bytes and it needs {needed}", flush=True)
+            continue
         yield f"async_save, {kind.value}, pinned", Asynchronous(machine, folder / kind.value, tensors, kind)
 
 

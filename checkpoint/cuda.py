@@ -86,9 +86,7 @@ class Cuda:
         return tensor.device if tensor.is_cuda else None
 
     def copy(self, device: torch.device, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Copying:
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        stream = self._streams[device]
+        stream = self._stream_of(device)
         stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.device(device), torch.cuda.stream(stream):
             try:
@@ -103,12 +101,19 @@ class Cuda:
             return _Queued(device, stream)
 
     def pin(self, memory: torch.Tensor, device: torch.device) -> None:
+        # Made with the memory, so that the first save does not wait for it.
+        self._stream_of(device)
         with torch.cuda.device(device):
             self._demand(lambda cudart: cudart.cudaHostRegister(memory.data_ptr(), memory.numel(), _PORTABLE))
 
     def unpin(self, memory: torch.Tensor, device: torch.device) -> None:
         with torch.cuda.device(device):
             self._demand(lambda cudart: cudart.cudaHostUnregister(memory.data_ptr()))
+
+    def _stream_of(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[device]
 
     @staticmethod
     def _demand(call: Callable[[Any], object]) -> None:
