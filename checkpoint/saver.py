@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from checkpoint.api import CheckpointError, CheckpointRef, Store
 from checkpoint.copying import Copier, Copy
+from checkpoint.cuda import CUDA, Devices
 from checkpoint.events import EventLog
 from checkpoint.launch import Identity
 from checkpoint.record import Notes
@@ -76,7 +77,7 @@ class Saver:
     """Owns slots, copying threads and the link to the writer.
 
     `store` is written to by a thread of this process, None by the node's writer process, at `hello.location`.
-    `when_committed` is told on rank 0 what a save cost: seconds of stall, seconds of writing.
+    `devices` are those that tensors may lie on. `when_committed` is told on rank 0 what a save cost: seconds of stall, seconds of writing.
     """
 
     def __init__(
@@ -88,13 +89,14 @@ class Saver:
         folder: Path,
         *,
         store: Store | None,
+        devices: Devices = CUDA,
         when_committed: Callable[[float, float], None],
     ) -> None:
         self._me = me
         self._events = events
         sweep(folder)
         cores = len(os.sched_getaffinity(0))
-        self._copier = Copier(max(1, cores // around.local_world_size))
+        self._copier = Copier(max(1, cores // around.local_world_size), devices)
         self._surveyor = Surveyor(me.rank, me.world_size)
         # The same launch may open the same store twice, as tests and notebooks do.
         token = f"{me.token}-{os.getpid()}-{time.monotonic_ns()}"
@@ -151,8 +153,7 @@ class Saver:
             self._link.miss(Missed(self.serial, ref.step, str(error)))
             raise
         except (OSError, torch.OutOfMemoryError) as error:
-            self._tell_lost(ref.step, str(error))
-            self._link.miss(Missed(self.serial, ref.step, f"rank {self._me.rank}: {error}"))
+            self._give_up(ref, self.serial, error)
 
     def miss(self, step: int, why: str) -> None:
         """Take no part in the save of a step that is over, and let the other ranks know."""
@@ -209,13 +210,22 @@ class Saver:
         held_s = time.monotonic() - began
 
         def finish() -> None:
-            copy.wait()
+            try:
+                copy.wait()
+            except RuntimeError as error:
+                # A device answers so when anything before has failed, which the training's next step will tell better.
+                self._give_up(ref, serial, error)
+                return
             slab = self._slots.slab(index)
             slab.word = Word.FULL
             stall_s = held_s if overlap else time.monotonic() - began
             self._link.hand_in(Saved(serial, ref.step, str(slab.path), stall_s), slab)
 
         return finish
+
+    def _give_up(self, ref: CheckpointRef, serial: int, error: Exception) -> None:
+        self._tell_lost(ref.step, str(error))
+        self._link.miss(Missed(serial, ref.step, f"rank {self._me.rank}: {error}"))
 
     def _tell_lost(self, step: int, why: str) -> None:
         self._events.write("save_failed", step=step, message=why)

@@ -39,10 +39,12 @@ def _nothing() -> None:
 class LateCopies:
     """Copies queued on a side stream."""
 
-    def __init__(self, side: Stream, current: Stream, end: int) -> None:
-        self._side, self._current, self._end = side, current, end
+    def __init__(self, side: Stream, current: Stream, end: int, failure: str) -> None:
+        self._side, self._current, self._end, self._failure = side, current, end, failure
 
     def wait(self) -> None:
+        if self._failure:
+            raise RuntimeError(self._failure)
         self._side.run(self._end)
 
     def hold(self) -> None:
@@ -58,6 +60,8 @@ class LateDevices:
         self.side: dict[torch.device, Stream] = {}
         self.full: set[torch.device] = set()
         self.refuses = False
+        self.failure = ""
+        """What every wait for a copy answers, once a kernel has failed."""
         self.pinned: dict[int, tuple[int, torch.device]] = {}
 
     def place(self, tensor: torch.Tensor, index: int) -> torch.Tensor:
@@ -83,7 +87,7 @@ class LateDevices:
         for target, source in pairs:
             assert self.device_of(source) == device
             end = side.put(lambda target=target, source=source: void(target.copy_(source)))  # type: ignore[misc]
-        return LateCopies(side, current, end)
+        return LateCopies(side, current, end, self.failure)
 
     def pin(self, memory: torch.Tensor, device: torch.device) -> None:
         if self.refuses:

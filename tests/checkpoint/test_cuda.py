@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,14 +18,20 @@ from threading import Event
 import pytest
 import torch
 
-from checkpoint.api import CheckpointRef
+from checkpoint.api import CheckpointRef, open_catalogue
 from checkpoint.copying import Copier
 from checkpoint.cuda import CUDA
+from checkpoint.events import EventLog
+from checkpoint.launch import Identity
 from checkpoint.record import Notes
-from checkpoint.slab import PAGE_BYTES, Word
+from checkpoint.saver import Saver, Surroundings
+from checkpoint.slab import PAGE_BYTES, Word, memory_folder
 from checkpoint.slots import SlotPair
 from checkpoint.snapshot import Sight, Surveyor
+from checkpoint.stores import open_store
+from checkpoint.wire import Hello
 from tests.checkpoint.devices import LateDevices
+from tests.checkpoint.training import events_of
 
 
 @pytest.fixture
@@ -167,3 +175,54 @@ def test_a_copy_keeps_a_source_that_has_no_other_user_until_it_is_over() -> None
     copier.close()
     gc.collect()
     assert ends() is None and target.view(torch.float32).eq(5).all()
+
+
+@pytest.fixture
+def saver(devices: LateDevices, tmp_path: Path) -> Iterator[Saver]:
+    store = open_store(str(tmp_path / "store"))
+    me = Identity(0, 1, 1, "token")
+    hello = Hello(
+        store.location, me.token, me.attempt, 0, 1, (9, None), 60.0, str(tmp_path / "events"), None, os.getpid()
+    )
+    folder = memory_folder(os.environ)
+    made = Saver(
+        hello,
+        me,
+        EventLog(events, rank=0, attempt=1),
+        Surroundings(0, 1, "thread", 0.0),
+        folder,
+        store=store,
+        devices=devices,
+        when_committed=lambda _stall, _write: None,
+    )
+    yield made
+    made.close()
+    assert list(folder.glob("*.slab")) == [] and devices.pinned == {}
+
+
+def save(saver: Saver, step: int, tensor: torch.Tensor, *, overlap: bool) -> None:
+    notes = Notes("", None, (), None)
+    saver.save(CheckpointRef(step, 1), {"x": tensor}, notes, must=True, overlap=overlap, began=time.monotonic())
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("kind", ["kernel", "memory"])
+def test_a_device_that_fails_costs_the_save_and_ends_no_training(
+    devices: LateDevices, saver: Saver, tmp_path: Path, overlap: bool, kind: str
+) -> None:
+    tensor = devices.place(torch.arange(1000.0), 1)
+    if kind == "kernel":
+        devices.failure = "CUDA error: device-side assert triggered"
+    else:
+        devices.full.add(torch.device("cuda", 1))
+    save(saver, 1, tensor, overlap=overlap)
+    saver.wait()
+    devices.failure = ""
+    devices.full.clear()
+    save(saver, 2, tensor, overlap=overlap)
+    saver.wait()
+    catalogue = open_catalogue(str(tmp_path / "store"))
+    assert [each.step for each in catalogue.committed()] == [2]
+    assert catalogue.verify(CheckpointRef(2, 1)) == []
+    (lost,) = [each for each in events_of(tmp_path / "events") if each["event"] == "save_failed"]
+    assert lost["step"] == 1 and ("assert" in lost["message"] or "full" in lost["message"])
