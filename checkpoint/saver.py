@@ -77,7 +77,8 @@ class Saver:
     """Owns slots, copying threads and the link to the writer.
 
     `store` is written to by a thread of this process, None by the node's writer process, at `hello.location`.
-    `devices` are those that tensors may lie on. `when_committed` is told on rank 0 what a save cost: seconds of stall, seconds of writing.
+    `devices` are those that tensors may lie on. `when_committed` is told on rank 0 what a save cost: seconds of stall,
+    seconds of writing.
     """
 
     def __init__(

@@ -181,9 +181,8 @@ def test_a_copy_keeps_a_source_that_has_no_other_user_until_it_is_over() -> None
 def saver(devices: LateDevices, tmp_path: Path) -> Iterator[Saver]:
     store = open_store(str(tmp_path / "store"))
     me = Identity(0, 1, 1, "token")
-    hello = Hello(
-        store.location, me.token, me.attempt, 0, 1, (9, None), 60.0, str(tmp_path / "events"), None, os.getpid()
-    )
+    events = str(tmp_path / "events")
+    hello = Hello(store.location, me.token, me.attempt, 0, 1, (9, None), 60.0, events, None, os.getpid())
     folder = memory_folder(os.environ)
     made = Saver(
         hello,
