@@ -10,7 +10,7 @@ from checkpoint.stores import open_store
 from tests.system.soak_ranks import KEEP
 
 _UNPRUNED = 4
-"""A writer that dies between a commit and its pruning leaves one too many; so may the next. A later commit prunes all."""
+"""A writer that dies between a commit and its pruning leaves one too many; so may the next. A later commit prunes."""
 
 
 @dataclass(frozen=True, slots=True)
