@@ -33,13 +33,15 @@ class PosixStore:
 
     def folders(self) -> list[str]:
         try:
-            return sorted(entry.name for entry in os.scandir(self._root) if entry.is_dir(follow_symlinks=False))
+            with os.scandir(self._root) as entries:
+                return sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
         except FileNotFoundError:
             return []
 
     def files(self, folder: str) -> dict[str, int]:
         try:
-            return {entry.name: entry.stat().st_size for entry in os.scandir(self._root / folder) if entry.is_file()}
+            with os.scandir(self._root / folder) as entries:
+                return {entry.name: entry.stat().st_size for entry in entries if entry.is_file()}
         except FileNotFoundError:
             return {}
 

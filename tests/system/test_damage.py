@@ -6,6 +6,7 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -20,18 +21,31 @@ COUNTING = SCRIPTS / "counting.py"
 MODEL = ("--layers", "1", "--width", "32", "--heads", "2", "--context", "32", "--batch", "4", "--save-every", "20")
 
 
-def test_when_the_newest_checkpoint_is_damaged_the_one_before_it_is_taken_and_told(supervised: Supervised) -> None:
-    supervised.environment["STEP_S"] = "0.05"
-    # Far enough apart that the writer, which goes on when the ranks are stopped, has nothing left to commit then.
-    supervised.start(*torchrun(SCRIPTS / "paced_gpt.py", *MODEL, "--save-every", "60", "--steps", "200"))
+def saved_last(supervised: Supervised) -> int:
+    """The step of the last save, once the reports have caught up with the steps."""
+    reached = supervised.steps(1)
+    time.sleep(1.0)
+    return reached[-1] // 60 * 60 if supervised.steps(1) == reached else -1
+
+
+def test_when_the_newest_checkpoint_is_damaged_the_one_before_it_is_taken_and_told(
+    supervised: Supervised, tmp_path: Path
+) -> None:
+    pace = tmp_path / "pace"
+    supervised.environment |= {"STEP_S": "0.05", "PACE": str(pace)}
+    supervised.start(*torchrun(SCRIPTS / "paced_gpt.py", *MODEL, "--save-every", "60", "--steps", "300"))
     catalogue = checkpoints.open_catalogue(str(supervised.work / "checkpoints"))
     supervised.until("two checkpoints", lambda: len(catalogue.committed()) >= 2)
+    # The next save is minutes away from now on, so that the writer has nothing to commit when the ranks are stopped.
+    pace.write_text("2.0")
+    supervised.until("the last save is committed", lambda: catalogue.committed()[-1].step == saved_last(supervised))
     for rank in supervised.ranks():
         rank.send(signal.SIGSTOP)
     *_, older, newest = catalogue.committed()
     flip_a_byte(Path(newest.uri))
 
     supervised.rank(1).send(signal.SIGKILL)
+    pace.write_text("0.0")
 
     assert supervised.end() == 0, supervised.output
     assert [each.step for each in supervised.events(events.AttemptRestored)] == [None, older.step]

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from supervisor.agent import processes
 from supervisor.core.api import BatchRange, events
 from tests.system.supervised import SCRIPTS, Supervised, torchrun
 
@@ -97,7 +98,8 @@ def test_frozen_nothing_is_launched_until_it_is_thawed(supervised: Supervised) -
     supervised.start(*LONG)
     supervised.wait_for_step(5)
     supervised.order("freeze")
-    supervised.rank(0).send(signal.SIGKILL)
+    (script,) = (each for each in supervised.processes() if processes.command_line(each.pid)[:2] == list(LONG[:2]))
+    processes.send(script.identity, signal.SIGKILL)
 
     supervised.until("it waits for a person", lambda: supervised.status["waiting_for"] == "a person")
     assert supervised.status["frozen"] and supervised.ranks() == []
