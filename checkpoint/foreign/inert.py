@@ -9,10 +9,17 @@ from __future__ import annotations
 
 import io
 import pickle
+import pickletools
+import re
 import zipfile
 from typing import IO, Any
 
 _MOST_BYTES = 1 << 30
+_BINARY_NUMBER = re.compile(rb"r(?=(.{4}))", re.DOTALL)
+"""LONG_BINPUT; looked ahead, since one may begin within what looks like another."""
+_TEXT_NUMBER = re.compile(rb"p(\d+)\n")
+"""PUT, of protocol 0."""
+_LONGEST_NUMBER = 20
 
 
 class Inert:
@@ -59,15 +66,16 @@ class _Reader(pickle.Unpickler):
         return Inert()
 
 
-def read_pickle(payload: bytes | IO[bytes]) -> object:
+def read_pickle(payload: bytes) -> object:
     """What a pickle holds: plain values, and `Inert` for all else.
 
     Raises:
         ValueError: it is damaged.
     """
-    stream = io.BytesIO(payload) if isinstance(payload, bytes) else payload
+    if _may_hoard(payload) and _hoards(payload):
+        raise ValueError("it is damaged: it numbers a value beyond its own length")
     try:
-        return _Reader(stream).load()
+        return _Reader(io.BytesIO(payload)).load()
     except (
         pickle.UnpicklingError,
         EOFError,
@@ -81,6 +89,30 @@ def read_pickle(payload: bytes | IO[bytes]) -> object:
         RecursionError,
     ) as error:
         raise ValueError(f"it is damaged: {error!r}") from error
+
+
+def _may_hoard(payload: bytes) -> bool:
+    """Whether some bytes look like a value that is numbered beyond the pickle's length; they may be those of a text.
+
+    Python's reader takes memory for as many values as the highest number says, up to 64 GB for six bytes.
+    """
+    binary = (int.from_bytes(found[1], "little") for found in _BINARY_NUMBER.finditer(payload))
+    text = (
+        int(found[1]) if len(found[1]) < _LONGEST_NUMBER else len(payload) for found in _TEXT_NUMBER.finditer(payload)
+    )
+    return any(number >= len(payload) for number in (*binary, *text))
+
+
+def _hoards(payload: bytes) -> bool:
+    """As `_may_hoard`, and sure, by reading operation for operation; slow."""
+    try:
+        return any(
+            isinstance(argument, int) and argument >= len(payload)
+            for operation, argument, _ in pickletools.genops(payload)
+            if operation.name in ("PUT", "LONG_BINPUT")
+        )
+    except (ValueError, IndexError, UnicodeDecodeError):
+        return True
 
 
 def read_torch_file(stream: IO[bytes]) -> object:

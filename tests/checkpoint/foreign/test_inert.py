@@ -67,6 +67,18 @@ def test_a_pickle_cut_or_changed_anywhere_is_read_or_refused_as_damaged(data: st
         read_pickle(bytes(payload[: data.draw(st.integers(0, len(payload)))]))
 
 
+@pytest.mark.parametrize("payload", [b"Nr\xff\xff\xff\xff.", b"Np4294967295\n.", b"Np" + b"9" * 5000 + b"\n."])
+def test_a_pickle_that_would_take_all_memory_is_refused(payload: bytes) -> None:
+    with pytest.raises(ValueError, match="damaged: it numbers a value beyond its own length"):
+        read_pickle(payload)
+
+
+def test_a_text_that_looks_like_a_great_number_is_read() -> None:
+    for text in ("r\uffff\uffff\uffff", "p99999999\n"):
+        assert read_pickle(pickle.dumps([text], protocol=0)) == [text]
+        assert read_pickle(pickle.dumps([text])) == [text]
+
+
 def test_reading_imports_neither_torch_nor_anything_that_is_named(tmp_path: Path) -> None:
     dcp_folder(tmp_path / "step-1")
     program = (
