@@ -10,16 +10,23 @@ from __future__ import annotations
 import io
 import pickle
 import pickletools
-import re
 import zipfile
 from typing import IO, Any
 
 _MOST_BYTES = 1 << 30
-_BINARY_NUMBER = re.compile(rb"r(?=(.{4}))", re.DOTALL)
-"""LONG_BINPUT; looked ahead, since one may begin within what looks like another."""
-_TEXT_NUMBER = re.compile(rb"p(\d+)\n")
-"""PUT, of protocol 0."""
 _LONGEST_NUMBER = 20
+_PUT, _LONG_BINPUT, _STOP = pickle.PUT[0], pickle.LONG_BINPUT[0], pickle.STOP[0]
+_TWO_LINES = frozenset({pickle.GLOBAL[0], pickle.INST[0]})
+_WIDTHS = {
+    pickletools.TAKEN_FROM_ARGUMENT1: 1,
+    pickletools.TAKEN_FROM_ARGUMENT4: 4,
+    pickletools.TAKEN_FROM_ARGUMENT4U: 4,
+    pickletools.TAKEN_FROM_ARGUMENT8U: 8,
+}
+"""Bytes of the length that stands before an argument."""
+_BYTES_BY_CODE = {ord(each.code): 0 if each.arg is None else each.arg.n for each in pickletools.opcodes}
+_ARGUMENT_BYTES = [_BYTES_BY_CODE.get(code, 0) for code in range(256)]
+"""Of each operation: how many bytes follow it, or how to tell."""
 
 
 class Inert:
@@ -72,7 +79,7 @@ def read_pickle(payload: bytes) -> object:
     Raises:
         ValueError: it is damaged.
     """
-    if _may_hoard(payload) and _hoards(payload):
+    if _hoards(payload):
         raise ValueError("it is damaged: it numbers a value beyond its own length")
     try:
         return _Reader(io.BytesIO(payload)).load()
@@ -91,28 +98,36 @@ def read_pickle(payload: bytes) -> object:
         raise ValueError(f"it is damaged: {error!r}") from error
 
 
-def _may_hoard(payload: bytes) -> bool:
-    """Whether some bytes look like a value that is numbered beyond the pickle's length; they may be those of a text.
+def _hoards(payload: bytes) -> bool:
+    """Whether a value is numbered beyond the pickle's length; True also where that cannot be told.
 
     Python's reader takes memory for as many values as the highest number says, up to 64 GB for six bytes.
     """
-    binary = (int.from_bytes(found[1], "little") for found in _BINARY_NUMBER.finditer(payload))
-    text = (
-        int(found[1]) if len(found[1]) < _LONGEST_NUMBER else len(payload) for found in _TEXT_NUMBER.finditer(payload)
-    )
-    return any(number >= len(payload) for number in (*binary, *text))
+    at, size = 0, len(payload)
+    while at < size:
+        code = payload[at]
+        length = _ARGUMENT_BYTES[code]
+        if length >= 0:
+            if code == _LONG_BINPUT and int.from_bytes(payload[at + 1 : at + 5], "little") >= size:
+                return True
+            at += 1 + length
+        elif length == pickletools.UP_TO_NEWLINE:
+            end = payload.find(b"\n", at)
+            if code in _TWO_LINES:
+                end = payload.find(b"\n", end + 1)
+            if end < 0 or (code == _PUT and not _is_below(payload[at + 1 : end], size)):
+                return True
+            at = end + 1
+        else:
+            width = _WIDTHS[length]
+            at += 1 + width + int.from_bytes(payload[at + 1 : at + 1 + width], "little")
+        if code == _STOP:
+            return False
+    return False
 
 
-def _hoards(payload: bytes) -> bool:
-    """As `_may_hoard`, and sure, by reading operation for operation; slow."""
-    try:
-        return any(
-            isinstance(argument, int) and argument >= len(payload)
-            for operation, argument, _ in pickletools.genops(payload)
-            if operation.name in ("PUT", "LONG_BINPUT")
-        )
-    except (ValueError, IndexError, UnicodeDecodeError):
-        return True
+def _is_below(digits: bytes, size: int) -> bool:
+    return digits.isdigit() and len(digits) < _LONGEST_NUMBER and int(digits) < size
 
 
 def read_torch_file(stream: IO[bytes]) -> object:

@@ -73,6 +73,14 @@ def test_a_pickle_that_would_take_all_memory_is_refused(payload: bytes) -> None:
         read_pickle(payload)
 
 
+@settings(max_examples=100)
+@given(value=PLAIN, protocol=st.integers(0, pickle.HIGHEST_PROTOCOL), number=st.integers(10_000, 2**32 - 1))
+def test_such_a_number_is_found_behind_any_value(value: object, protocol: int, number: int) -> None:
+    before = pickle.dumps(value, protocol=protocol)[:-1]
+    with pytest.raises(ValueError, match="beyond its own length"):
+        read_pickle(before + b"r" + number.to_bytes(4, "little") + b".")
+
+
 def test_a_text_that_looks_like_a_great_number_is_read() -> None:
     for text in ("r\uffff\uffff\uffff", "p99999999\n"):
         assert read_pickle(pickle.dumps([text], protocol=0)) == [text]
