@@ -16,14 +16,15 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
-from checkpoint import choose, restore
 from checkpoint.api import CheckpointError, CheckpointRef, RunNotes, Store
 from checkpoint.catalogue import Catalogue
+from checkpoint.choose import choose
 from checkpoint.events import EventLog
 from checkpoint.interval import mttf, parse_every, parse_history
 from checkpoint.launch import Orders, fence_guard, rank_of, settle
 from checkpoint.lineage import folder_of, partial_folder_of
 from checkpoint.plan import decode_plan, plan_name
+from checkpoint.ranks import joined
 from checkpoint.record import Notes
 from checkpoint.saver import Saver, Surroundings
 from checkpoint.schedule import make_schedule
@@ -157,13 +158,10 @@ class Checkpointer:
         with self._phase("restore"):
             started = time.monotonic()
             self._saver.wait()
-            choice = choose.choose(self._store, self._catalogue, self._orders, self._me)
-            if choice.ref is not None and not restore.load(self._store, choice.ref, state, rank=self._me.rank):
-                _log.warning(
-                    "checkpoint has no random state for this rank, which keeps its own step=%d rank=%d",
-                    choice.ref.step,
-                    self._me.rank,
-                )
+            with joined(self._me) as ranks:
+                choice = choose(self._store, self._catalogue, self._orders, self._me, state, ranks)
+            if choice.restoration is not None and not choice.restoration.apply():
+                _log.warning("checkpoint has no random state for this rank, which keeps its own rank=%d", self._me.rank)
             self._events.write(
                 "restored",
                 step=choice.ref.step if choice.ref else None,

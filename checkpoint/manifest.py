@@ -197,13 +197,10 @@ def short_digest(text: str) -> str:
     return xxhash.xxh3_64_hexdigest(text.encode())
 
 
-def damaged_files(
-    store: Store, folder: str, *, share: int = 0, shares: int = 1, told: Callable[[int], object] | None = None
-) -> list[DamagedFile]:
+def damaged_files(store: Store, folder: str, *, told: Callable[[int], object] | None = None) -> list[DamagedFile]:
     """Compare a committed folder with its manifest, reading every byte; empty when it is whole.
 
-    With `shares` > 1 only every `shares`-th file is read (sizes are compared of all), so that ranks can divide the
-    work. A file that may not be read is an error and not damage.
+    A file that may not be read is an error and not damage.
 
     Raises:
         PermissionError: a file may not be read.
@@ -216,16 +213,15 @@ def damaged_files(
         return [DamagedFile(MANIFEST, str(error))]
     found = []
     sizes = store.files(folder)
-    for index, (name, record) in enumerate(sorted(manifest.files.items())):
-        why = _size_damage(record, sizes.get(name))
-        if not why and index % shares == share:
-            why = _content_damage(store, f"{folder}/{name}", record, told)
+    for name, record in sorted(manifest.files.items()):
+        why = size_damage(record, sizes.get(name)) or _content_damage(store, f"{folder}/{name}", record, told)
         if why:
             found.append(DamagedFile(name, why))
     return found
 
 
-def _size_damage(record: FileRecord, size: int | None) -> str:
+def size_damage(record: FileRecord, size: int | None) -> str:
+    """What is wrong with a file's size (None: it is not there), or nothing."""
     if size is None:
         return "is missing"
     return "" if size == record.bytes else f"has {size} bytes instead of {record.bytes}"

@@ -7,55 +7,81 @@ or a store that fails while it is read, leaves all of them as they were.
 
 from __future__ import annotations
 
-import io
 import pickle
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import LoadItemType, ReadItem
 from torch.distributed.checkpoint.stateful import Stateful
 from torch.distributed.tensor import DTensor
 
 from checkpoint import rng
-from checkpoint.api import CheckpointRef, StateMismatchError, Store
+from checkpoint.api import StateMismatchError
+from checkpoint.decoding import Decoder, extents_by_file
 from checkpoint.flatten import RESERVED_KEY, Leaf, assign, flatten, materialize, unflatten
-from checkpoint.lineage import folder_of
-from checkpoint.manifest import METADATA, STRUCTURE
+from checkpoint.manifest import FileRecord
 from checkpoint.plan import LeafPath, decode_paths
 
 _SHOWN = 5
 
 
-def load(store: Store, ref: CheckpointRef, state: dict[str, Any], *, rank: int) -> bool:
-    """Restore a state in place, then this rank's random state; False when the checkpoint has none for this rank.
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a checkpoint consists of: PyTorch's metadata, our structure file, each data file's size and checksum."""
+
+    metadata: bytes
+    structure: bytes
+    files: Mapping[str, FileRecord]
+
+
+class Restoration:
+    """One checkpoint on its way into one state.
 
     Raises:
-        StateMismatchError: the checkpoint does not fit; nothing was changed.
-        OSError: the store failed; nothing was changed.
+        StateMismatchError: the checkpoint does not fit the state.
     """
-    folder = folder_of(ref)
-    metadata: Metadata = pickle.loads(store.read(f"{folder}/{METADATA}"))  # noqa: S301 - the format; see `commit`
-    paths = decode_paths(store.read(f"{folder}/{STRUCTURE}"))
-    current = {key: materialize(key, value) for key, value in state.items()}
-    templates = _templates(metadata, paths, state, current)
-    random_fqn = f"{RESERVED_KEY}.{rank}"
-    if random_fqn in metadata.state_dict_metadata:
-        templates[random_fqn] = None
-    values = _read(store, folder, metadata, templates)
-    random_state = values.pop(random_fqn, None)
-    leaves: dict[str, list[Leaf]] = {key: [] for key in state}
-    for fqn, value in values.items():
-        leaves[str(paths[fqn].parts[0])].append(Leaf(paths[fqn], value))
-    loaded = {key: unflatten(each) for key, each in leaves.items() if isinstance(state[key], Stateful)}
-    _demand_same_groups(state, current, loaded)
-    _apply(state, current, loaded, leaves)
-    if isinstance(random_state, dict):
-        rng.reinstate(random_state)
-    return random_state is not None
+
+    def __init__(self, contents: Contents, state: dict[str, Any], *, rank: int) -> None:
+        metadata: Metadata = pickle.loads(contents.metadata)  # noqa: S301 - the format; see `commit`
+        self._paths = decode_paths(contents.structure)
+        self._state = state
+        self._current = {key: materialize(key, value) for key, value in state.items()}
+        templates = _templates(metadata, self._paths, state, self._current)
+        self._random_fqn = f"{RESERVED_KEY}.{rank}"
+        if self._random_fqn in metadata.state_dict_metadata:
+            templates[self._random_fqn] = None
+        self._values: dict[str, Any] = dict(templates)
+        self.extents = extents_by_file(metadata)
+        self.decoder = Decoder(metadata, self._values)
+        self._leaves: dict[str, list[Leaf]] = {key: [] for key in state}
+        self._loaded: dict[str, Any] = {}
+        self._random: object = None
+
+    def finish(self) -> None:
+        """All that was read is verified: make of it what the state's objects take. Nothing is changed yet.
+
+        Raises:
+            StateMismatchError: the checkpoint does not fit the state.
+            CheckpointError: this PyTorch cannot read it.
+        """
+        self.decoder.finish()
+        self._random = self._values.pop(self._random_fqn, None)
+        for fqn, value in self._values.items():
+            self._leaves[str(self._paths[fqn].parts[0])].append(Leaf(self._paths[fqn], value))
+        self._loaded = {
+            key: unflatten(each) for key, each in self._leaves.items() if isinstance(self._state[key], Stateful)
+        }
+        _demand_same_groups(self._state, self._current, self._loaded)
+
+    def apply(self) -> bool:
+        """Change the state, then this rank's random state; False when the checkpoint has none for this rank."""
+        _apply(self._state, self._current, self._loaded, self._leaves)
+        if isinstance(self._random, dict):
+            rng.reinstate(self._random)
+        return self._random is not None
 
 
 def _templates(
@@ -132,37 +158,6 @@ def _mismatch(missing: list[str], unexpected: list[str], shapes: list[str]) -> s
             lines.append(f"{len(names)} {title}: {', '.join(names[:_SHOWN])}{more}")
     lines.append("restore with the same model, optimizer and state keys as at the save")
     return "; ".join(lines)
-
-
-def _read(
-    store: Store, folder: str, metadata: Metadata, templates: Mapping[str, torch.Tensor | None]
-) -> dict[str, object]:
-    """Read every leaf; PyTorch's load planner decides which parts of which chunks each tensor needs."""
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    values: dict[str, object] = dict(templates)
-    planner.set_up_planner(values, metadata, is_coordinator=True)
-    by_file: dict[str, list[ReadItem]] = {}
-    for item in planner.create_local_plan().items:
-        by_file.setdefault(metadata.storage_data[item.storage_index].relative_path, []).append(item)
-    for file, items in by_file.items():
-        with store.open(f"{folder}/{file}") as stream:
-            for item in sorted(items, key=lambda each: metadata.storage_data[each.storage_index].offset):
-                place = metadata.storage_data[item.storage_index]
-                stream.seek(place.offset)
-                _place_item(planner, item, io.BytesIO(stream.read(place.length)))
-    return values
-
-
-def _place_item(planner: DefaultLoadPlanner, item: ReadItem, payload: io.BytesIO) -> None:
-    if item.type is LoadItemType.BYTE_IO:
-        planner.load_bytes(item, payload)
-        return
-    chunk: torch.Tensor = torch.load(payload, map_location="cpu", weights_only=True)
-    for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-        chunk = chunk.narrow(dim, start, length)
-    target = planner.resolve_tensor(item).detach()
-    target.copy_(chunk)
-    planner.commit_tensor(item, target)
 
 
 def _demand_same_groups(state: Mapping[str, object], current: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:

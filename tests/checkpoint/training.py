@@ -11,6 +11,11 @@ from typing import Any
 import torch
 
 from checkpoint import Checkpointer
+from checkpoint.api import CheckpointRef, open_catalogue
+from checkpoint.ranks import Ranks
+from checkpoint.restore import Restoration
+from checkpoint.stores import open_store
+from checkpoint.tiers import StoreTier, read
 
 
 class Position:
@@ -75,13 +80,12 @@ def save_steps(folder: Path, steps: list[int], *, keep: int = 10) -> dict[int, l
 
 def train_on(folder: Path, step: int) -> list[float]:
     """The losses of two steps after the state of a committed step, which must be the one that is restored."""
-    from checkpoint import restore
-    from checkpoint.api import CheckpointRef, open_catalogue
-    from checkpoint.stores import open_store
-
     (attempt,) = {each.attempt for each in open_catalogue(str(folder)).committed() if each.step == step}
     state = fresh_state(99)
-    restore.load(open_store(str(folder)), CheckpointRef(step, attempt), state, rank=0)
+    ranks = Ranks(0, 1, None)
+    restoration = read(StoreTier(open_store(str(folder)), CheckpointRef(step, attempt), ranks), state, ranks, rank=0)
+    assert isinstance(restoration, Restoration)
+    restoration.apply()
     return train(state, 2)
 
 
