@@ -8,18 +8,22 @@ object collectives for each candidate; without one every rank reads everything a
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from checkpoint.api import CheckpointError, CheckpointRef, Store
 from checkpoint.catalogue import Catalogue
+from checkpoint.held import HeldImage
 from checkpoint.launch import Identity, Orders
 from checkpoint.lineage import folder_of
+from checkpoint.memory_tier import MemoryTier, whole_snapshots
 from checkpoint.ranks import Ranks
 from checkpoint.restore import Restoration
-from checkpoint.tiers import StoreTier, read
+from checkpoint.tiers import StoreTier, agreed, read
 
+MEMORY, STORE = "memory", "store"
+"""Tiers, as the events name them."""
 _log = logging.getLogger(__name__)
 
 
@@ -37,16 +41,25 @@ class Choice:
 
     ref: CheckpointRef | None
     restoration: Restoration | None
+    tier: str = ""
     rejected: tuple[Rejected, ...] = ()
 
 
-def candidates(visible: Sequence[CheckpointRef], orders: Orders, attempt: int) -> list[CheckpointRef]:
+def candidates(
+    visible: Sequence[CheckpointRef], orders: Orders, attempt: int, held: Collection[CheckpointRef] = ()
+) -> list[CheckpointRef]:
     """The checkpoints to try, best first: the newest, or the named one and all that are older.
 
-    What this very attempt has committed comes before the one it was to resume from: its ranks were started again in
-    place, and their own checkpoints continue from the named one.
+    What this very attempt has saved comes before the one it was to resume from: its ranks were started again in
+    place, and their own checkpoints continue from the named one. A snapshot that is `held` in memory and is not
+    committed counts when it is newer than all that are, and of this attempt, or, when nobody names what to resume from,
+    of the last one.
     """
-    newest_first = sorted(visible, reverse=True)
+    oldest_attempt = attempt if orders.names_resume else attempt - 1
+    newest = max(visible, default=CheckpointRef(-1, -1))
+    newest_first = sorted(
+        {*visible, *(ref for ref in held if ref > newest and ref.attempt >= oldest_attempt)}, reverse=True
+    )
     if not orders.names_resume:
         return newest_first
     own = [ref for ref in newest_first if ref.attempt == attempt]
@@ -58,19 +71,40 @@ def candidates(visible: Sequence[CheckpointRef], orders: Orders, attempt: int) -
 
 
 def choose(
-    store: Store, catalogue: Catalogue, orders: Orders, identity: Identity, state: dict[str, Any], ranks: Ranks
+    store: Store,
+    catalogue: Catalogue,
+    orders: Orders,
+    identity: Identity,
+    state: dict[str, Any],
+    ranks: Ranks,
+    *,
+    held: Sequence[HeldImage] = (),
 ) -> Choice:
     """Read candidates until one is whole; rank 0 sets damaged ones aside. Collective; the state is not changed.
+
+    Each is read from the nearest place that has it whole: the nodes' memory, else the store.
+
+    Args:
+        held: what this rank's node holds in memory.
 
     Raises:
         StateMismatchError: the checkpoint does not fit the state of some rank.
         CheckpointError: there were candidates and none of them is whole, or the ranks do not see the same store.
     """
     rejected: list[Rejected] = []
-    for ref in ranks.from_first(candidates(catalogue.visible_refs(), orders, identity.attempt)):
+    snapshots = whole_snapshots(ranks.everyones(list(held)))
+    visible = ranks.from_first(agreed(ranks, lambda: catalogue.visible_refs() if ranks.rank == 0 else []))
+    for ref in candidates(visible, orders, identity.attempt, snapshots.keys()):
+        if ref in snapshots:
+            found = read(MemoryTier(snapshots[ref], held, ranks), state, ranks, rank=identity.rank)
+            if isinstance(found, Restoration):
+                return Choice(ref, found, MEMORY, tuple(rejected))
+            _log.warning("snapshot in memory is not taken step=%d attempt=%d why=%s", *_pair(ref), found[0])
+        if ref in snapshots and ref not in visible:
+            continue
         found = read(StoreTier(store, ref, ranks), state, ranks, rank=identity.rank)
         if isinstance(found, Restoration):
-            return Choice(ref, found, tuple(rejected))
+            return Choice(ref, found, STORE, tuple(rejected))
         why = "; ".join(str(each) for each in found)
         rejected.append(Rejected(ref, why))
         _log.warning("checkpoint is damaged, trying the next older one step=%d attempt=%d why=%s", *_pair(ref), why)

@@ -55,7 +55,7 @@ def read(tier: Tier, state: dict[str, Any], ranks: Ranks, *, rank: int) -> Resto
     contents = tier.contents()
     if not isinstance(contents, Contents):
         return contents
-    restoration = _agreed(ranks, lambda: Restoration(contents, state, rank=rank))
+    restoration = agreed(ranks, lambda: Restoration(contents, state, rank=rank))
     decoder = restoration.decoder
     extents = {name: restoration.extents.get(name, []) for name in contents.files}
     needs = ranks.everyones({name: encode_needs(extents[name], each) for name, each in decoder.needs().items()})
@@ -69,7 +69,7 @@ def read(tier: Tier, state: dict[str, Any], ranks: Ranks, *, rank: int) -> Resto
         found = ranks.everyones(source.findings())
     if damage := _damage(tier, found):
         return damage
-    _agreed(ranks, restoration.finish)
+    agreed(ranks, restoration.finish)
     return restoration
 
 
@@ -80,7 +80,7 @@ def _damage(tier: Tier, found: Sequence[Findings]) -> list[DamagedFile]:
     return tier.confirmed(damage) if damage else []
 
 
-def _agreed(ranks: Ranks, work: Callable[[], Result]) -> Result:
+def agreed(ranks: Ranks, work: Callable[[], Result]) -> Result:
     """The result of what every rank does; an error of one of them is raised on all, so that none waits for it.
 
     Raises:

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Restores from snapshots that nodes still hold in memory, their own ranks' and a peer node's.
+
+A snapshot counts when every part of it is held by some node of the job. A rank copies what its own node holds straight
+from there; the rest comes from ranks of other nodes, as the parts of a file do.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import xxhash
+
+from checkpoint.api import CheckpointError, CheckpointRef, DamagedFile
+from checkpoint.commit import build_metadata
+from checkpoint.held import HeldImage
+from checkpoint.manifest import MANIFEST, FileRecord
+from checkpoint.passing import Parcel, Reach
+from checkpoint.plan import decode_plan, encode_paths, encode_plan, merge
+from checkpoint.ranks import Ranks
+from checkpoint.reading import Findings, Source
+from checkpoint.record import decode_record, file_of
+from checkpoint.restore import Contents
+from checkpoint.slab import Slab
+
+_BLOCK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSnapshot:
+    """A whole snapshot in memory: each file's size and checksum, and the ranks (of now) whose nodes hold it."""
+
+    ref: CheckpointRef
+    launch: str
+    serial: int
+    files: Mapping[str, FileRecord]
+    holders: Mapping[str, frozenset[int]]
+
+
+def whole_snapshots(held: Sequence[Sequence[HeldImage]]) -> dict[CheckpointRef, HeldSnapshot]:
+    """The snapshots of which every part is held by some rank's node; of two of one step the later one.
+
+    Args:
+        held: for each rank what its node holds.
+    """
+    found: dict[tuple[CheckpointRef, int, str, int], dict[int, dict[FileRecord, set[int]]]] = {}
+    for rank, images in enumerate(held):
+        for image in images:
+            parts = found.setdefault((image.ref, image.serial, image.launch, image.world_size), {})
+            parts.setdefault(image.rank, {}).setdefault(image.file, set()).add(rank)
+    whole = {}
+    for (ref, serial, launch, world_size), parts in sorted(found.items(), key=lambda each: each[0]):
+        files, holders = {}, {}
+        for part in range(world_size):
+            versions = parts.get(part, {})
+            if len(versions) != 1:
+                break
+            ((files[file_of(part)], ranks),) = versions.items()
+            holders[file_of(part)] = frozenset(ranks)
+        else:
+            whole[ref] = HeldSnapshot(ref, launch, serial, files, holders)
+    return whole
+
+
+class MemoryTier:
+    """One snapshot that is held in memory; `here` is what this rank's node holds."""
+
+    def __init__(self, snapshot: HeldSnapshot, here: Sequence[HeldImage], ranks: Ranks) -> None:
+        self._snapshot = snapshot
+        self._ranks = ranks
+        self._paths = {
+            file_of(each.rank): Path(each.slab)
+            for each in here
+            if (each.ref, each.serial, each.launch) == (snapshot.ref, snapshot.serial, snapshot.launch)
+        }
+
+    def contents(self) -> Contents | list[DamagedFile]:
+        """The ranks' plans, merged by rank 0 as for a commit."""
+        own = {name: self._plan_of(name) for name, reach in self._reach().items() if reach.reader == self._ranks.rank}
+        gathered = self._ranks.at_first(own)
+        seen: Contents | list[DamagedFile] = []
+        if gathered is not None:
+            try:
+                plans = [decode_plan(plan) for told in gathered for plan in told.values()]
+                merged = merge(sorted(plans, key=lambda plan: plan.rank))
+                metadata = pickle.dumps(build_metadata(merged, save_id=str(self._snapshot.ref)))
+                seen = Contents(metadata, encode_paths(merged.paths), merged.files)
+            except (ValueError, CheckpointError) as error:
+                seen = [DamagedFile(MANIFEST, str(error))]
+        return self._ranks.from_first(seen)
+
+    def reach(self, contents: Contents) -> dict[str, Reach]:
+        return {name: reach for name, reach in self._reach().items() if name in contents.files}
+
+    def source(
+        self, contents: Contents, reach: Mapping[str, Reach], parcels: Mapping[str, Sequence[Parcel]]
+    ) -> AbstractContextManager[Source]:
+        own = [name for name in sorted(reach) if reach[name].reader == self._ranks.rank]
+        wanted = [n for n in sorted(parcels) if any(self._ranks.rank in parcel.ranks for parcel in parcels[n])]
+        paths = {name: self._paths[name] for name in sorted({*own, *wanted} & self._paths.keys())}
+        return closing(MemorySource(paths, contents.files, own))
+
+    def confirmed(self, damage: list[DamagedFile]) -> list[DamagedFile]:
+        """There is no second look: a damaged snapshot is not taken, and the next tier is."""
+        return damage
+
+    def _reach(self) -> dict[str, Reach]:
+        return {name: Reach(min(ranks), ranks) for name, ranks in self._snapshot.holders.items()}
+
+    def _plan_of(self, name: str) -> bytes:
+        """The plan of a part, with its file; nothing that can be decoded when the slab is gone or damaged."""
+        try:
+            slab = Slab.attach(self._paths[name])
+            try:
+                plan = decode_record(slab.record).plan
+            finally:
+                slab.close()
+        except (OSError, ValueError):
+            return b""
+        return encode_plan(replace(plan, files={name: self._snapshot.files[name]}))
+
+
+class MemorySource:
+    """Slabs that are mapped while they are read; those of which this rank is the reader are hashed beside that."""
+
+    def __init__(self, paths: Mapping[str, Path], files: Mapping[str, FileRecord], own: Sequence[str]) -> None:
+        self._found = Findings()
+        self._slabs: dict[str, Slab] = {}
+        self._pool = ThreadPoolExecutor(1, "checkpoint-hash")
+        self._hashed: dict[str, Future[str]] = {}
+        self._files = files
+        for name, path in paths.items():
+            try:
+                slab = Slab.attach(path)
+            except OSError as error:
+                self._found.damage.append(DamagedFile(name, f"it is held no more: {error}"))
+                continue
+            self._slabs[name] = slab
+            if slab.image_length != files[name].bytes:
+                why = f"has {slab.image_length} bytes instead of {files[name].bytes}"
+                self._found.damage.append(DamagedFile(name, why))
+        for name in own:
+            if name in self._slabs:
+                self._hashed[name] = self._pool.submit(_hash, self._slabs[name], files[name].bytes)
+
+    def read(self, name: str, parcels: Sequence[Parcel]) -> Iterator[memoryview]:
+        slab = self._slabs.get(name)
+        for parcel in parcels:
+            if slab is None or slab.image_length != self._files[name].bytes:
+                yield memoryview(bytearray(parcel.length))
+            else:
+                yield slab.image[parcel.start : parcel.start + parcel.length]
+
+    def findings(self) -> Findings:
+        for name, hashed in self._hashed.items():
+            if hashed.result() != self._files[name].xxh3:
+                why = f"its checksum is {hashed.result()} instead of {self._files[name].xxh3}"
+                self._found.damage.append(DamagedFile(name, why))
+        return self._found
+
+    def close(self) -> None:
+        """Let go of the slabs."""
+        self._pool.shutdown()
+        for slab in self._slabs.values():
+            slab.close()
+        self._slabs.clear()
+
+
+def _hash(slab: Slab, length: int) -> str:
+    digest = xxhash.xxh3_128()
+    with slab.image as image:
+        for start in range(0, min(length, len(image)), _BLOCK_BYTES):
+            with image[start : min(start + _BLOCK_BYTES, length)] as block:
+                digest.update(block)
+    return digest.hexdigest()
