@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -158,10 +158,13 @@ class Checkpointer:
         with self._phase("restore"):
             started = time.monotonic()
             self._saver.wait()
-            with joined(self._me) as ranks:
-                choice = choose(self._store, self._catalogue, self._orders, self._me, state, ranks)
-            if choice.restoration is not None and not choice.restoration.apply():
-                _log.warning("checkpoint has no random state for this rank, which keeps its own rank=%d", self._me.rank)
+            with ExitStack() as kept:
+                ranks = kept.enter_context(joined(self._me))
+                choice = choose(self._store, self._catalogue, self._orders, self._me, state, ranks, kept=kept)
+                if choice.restoration is not None and not choice.restoration.apply():
+                    _log.warning(
+                        "checkpoint has no random state for this rank, which keeps its own rank=%d", ranks.rank
+                    )
             self._events.write(
                 "restored",
                 step=choice.ref.step if choice.ref else None,

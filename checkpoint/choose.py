@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +80,7 @@ def choose(
     ranks: Ranks,
     *,
     held: Sequence[HeldImage] = (),
+    kept: ExitStack,
 ) -> Choice:
     """Read candidates until one is whole; rank 0 sets damaged ones aside. Collective; the state is not changed.
 
@@ -86,6 +88,7 @@ def choose(
 
     Args:
         held: what this rank's node holds in memory.
+        kept: to be closed when the restoration is applied.
 
     Raises:
         StateMismatchError: the checkpoint does not fit the state of some rank.
@@ -96,7 +99,8 @@ def choose(
     visible = ranks.from_first(agreed(ranks, lambda: catalogue.visible_refs() if ranks.rank == 0 else []))
     for ref in candidates(visible, orders, identity.attempt, snapshots.keys()):
         if ref in snapshots:
-            found = read(MemoryTier(snapshots[ref], held, ranks), state, ranks, rank=identity.rank)
+            tier = kept.enter_context(closing(MemoryTier(snapshots[ref], held, ranks)))
+            found = read(tier, state, ranks, rank=identity.rank)
             if isinstance(found, Restoration):
                 return Choice(ref, found, MEMORY, tuple(rejected))
             _log.warning("snapshot in memory is not taken step=%d attempt=%d why=%s", *_pair(ref), found[0])

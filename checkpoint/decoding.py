@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -32,10 +33,14 @@ def extents_by_file(metadata: Metadata) -> dict[str, list[Extent]]:
 
 
 class Decoder:
-    """Fills `values`: tensors are filled in place, None is replaced by what was pickled."""
+    """Fills `values`: tensors are filled in place, None is replaced by what was pickled.
 
-    def __init__(self, metadata: Metadata, values: dict[str, Any]) -> None:
-        self.values = values
+    Those in `replaceable` may be replaced by tensors that refer to bytes which last.
+    """
+
+    def __init__(self, metadata: Metadata, values: dict[str, Any], replaceable: Collection[str] = ()) -> None:
+        self._values = values
+        self._replaceable = replaceable
         self._metadata = metadata
         self._planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._planner.set_up_planner(values, metadata, is_coordinator=True)
@@ -58,14 +63,18 @@ class Decoder:
             found.setdefault(file, []).append(extent)
         return found
 
-    def take(self, file: str, extent: Extent, payload: memoryview) -> None:
+    def take(self, file: str, extent: Extent, payload: memoryview, lasts: bool) -> None:
         """Use a piece of a file; never raises, since other ranks count on this one."""
         for item in self._wanted[file, extent]:
             if item.type is LoadItemType.BYTE_IO:
                 self._pickled.append((item, bytes(payload)))
                 continue
             try:
-                self._place(item, self._tensor(item, payload))
+                tensor = self._tensor(item, payload)
+                if lasts and self._is_all_of(item, tensor):
+                    self._values[item.storage_index.fqn] = tensor
+                else:
+                    self._place(item, tensor)
             except _UNREADABLE as error:
                 self._trouble.append(f"{item.storage_index.fqn} in {file}: {error}")
 
@@ -100,6 +109,11 @@ class Decoder:
             return values.view(dtype).view(shape)
         loaded: torch.Tensor = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
         return loaded
+
+    def _is_all_of(self, item: ReadItem, tensor: torch.Tensor) -> bool:
+        """Whether a tensor may stand for the whole value."""
+        fqn = item.storage_index.fqn
+        return fqn in self._replaceable and tensor.shape == self._values[fqn].shape == item.lengths
 
     def _place(self, item: ReadItem, chunk: torch.Tensor) -> None:
         for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):

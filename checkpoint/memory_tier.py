@@ -19,9 +19,9 @@ import xxhash
 from checkpoint.api import CheckpointError, CheckpointRef, DamagedFile
 from checkpoint.commit import build_metadata
 from checkpoint.held import HeldImage
-from checkpoint.manifest import MANIFEST, FileRecord
+from checkpoint.manifest import MANIFEST, FileRecord, size_damage
 from checkpoint.passing import Parcel, Reach
-from checkpoint.plan import decode_plan, encode_paths, encode_plan, merge
+from checkpoint.plan import encode_paths, merge
 from checkpoint.ranks import Ranks
 from checkpoint.reading import Findings, Source
 from checkpoint.record import decode_record, file_of
@@ -68,28 +68,26 @@ def whole_snapshots(held: Sequence[Sequence[HeldImage]]) -> dict[CheckpointRef, 
 
 
 class MemoryTier:
-    """One snapshot that is held in memory; `here` is what this rank's node holds."""
+    """One snapshot that is held in memory; `here` is what this rank's node holds. Close it after use."""
+
+    lends = True
 
     def __init__(self, snapshot: HeldSnapshot, here: Sequence[HeldImage], ranks: Ranks) -> None:
         self._snapshot = snapshot
         self._ranks = ranks
-        self._paths = {
-            file_of(each.rank): Path(each.slab)
-            for each in here
-            if (each.ref, each.serial, each.launch) == (snapshot.ref, snapshot.serial, snapshot.launch)
-        }
+        self._slabs: dict[str, Slab | str] = {}
+        for each in here:
+            if (each.ref, each.serial, each.launch) == (snapshot.ref, snapshot.serial, snapshot.launch):
+                self._slabs[file_of(each.rank)] = _attached(each)
 
     def contents(self) -> Contents | list[DamagedFile]:
-        """The ranks' plans, merged by rank 0 as for a commit."""
-        own = {name: self._plan_of(name) for name, reach in self._reach().items() if reach.reader == self._ranks.rank}
+        """The ranks' records, merged by rank 0 as for a commit."""
+        own = {name: self._record_of(name) for name, reach in self._reach().items() if reach.reader == self._ranks.rank}
         gathered = self._ranks.at_first(own)
         seen: Contents | list[DamagedFile] = []
         if gathered is not None:
             try:
-                plans = [decode_plan(plan) for told in gathered for plan in told.values()]
-                merged = merge(sorted(plans, key=lambda plan: plan.rank))
-                metadata = pickle.dumps(build_metadata(merged, save_id=str(self._snapshot.ref)))
-                seen = Contents(metadata, encode_paths(merged.paths), merged.files)
+                seen = self._merged({name: record for told in gathered for name, record in told.items()})
             except (ValueError, CheckpointError) as error:
                 seen = [DamagedFile(MANIFEST, str(error))]
         return self._ranks.from_first(seen)
@@ -101,49 +99,60 @@ class MemoryTier:
         self, contents: Contents, reach: Mapping[str, Reach], parcels: Mapping[str, Sequence[Parcel]]
     ) -> AbstractContextManager[Source]:
         own = [name for name in sorted(reach) if reach[name].reader == self._ranks.rank]
-        wanted = [n for n in sorted(parcels) if any(self._ranks.rank in parcel.ranks for parcel in parcels[n])]
-        paths = {name: self._paths[name] for name in sorted({*own, *wanted} & self._paths.keys())}
-        return closing(MemorySource(paths, contents.files, own))
+        wanted = {name for name, each in parcels.items() if any(self._ranks.rank in parcel.ranks for parcel in each)}
+        slabs = {name: slab for name, slab in self._slabs.items() if name in wanted or name in own}
+        return closing(MemorySource(slabs, contents.files, own))
 
     def confirmed(self, damage: list[DamagedFile]) -> list[DamagedFile]:
         """There is no second look: a damaged snapshot is not taken, and the next tier is."""
         return damage
 
+    def close(self) -> None:
+        """Let go of the slabs."""
+        for slab in self._slabs.values():
+            if isinstance(slab, Slab):
+                slab.close()
+        self._slabs.clear()
+
     def _reach(self) -> dict[str, Reach]:
         return {name: Reach(min(ranks), ranks) for name, ranks in self._snapshot.holders.items()}
 
-    def _plan_of(self, name: str) -> bytes:
-        """The plan of a part, with its file; nothing that can be decoded when the slab is gone or damaged."""
-        try:
-            slab = Slab.attach(self._paths[name])
-            try:
-                plan = decode_record(slab.record).plan
-            finally:
-                slab.close()
-        except (OSError, ValueError):
-            return b""
-        return encode_plan(replace(plan, files={name: self._snapshot.files[name]}))
+    def _record_of(self, name: str) -> bytes:
+        slab = self._slabs[name]
+        return slab.record if isinstance(slab, Slab) else b""
+
+    def _merged(self, records: Mapping[str, bytes]) -> Contents:
+        """What the parts make together.
+
+        Raises:
+            ValueError: a record is damaged, or gone.
+            PlanError: they do not make one whole checkpoint.
+        """
+        plans = []
+        for name, record in records.items():
+            plans.append(replace(decode_record(record).plan, files={name: self._snapshot.files[name]}))
+        merged = merge(sorted(plans, key=lambda plan: plan.rank))
+        metadata = pickle.dumps(build_metadata(merged, save_id=str(self._snapshot.ref)))
+        return Contents(metadata, encode_paths(merged.paths), merged.files)
 
 
 class MemorySource:
-    """Slabs that are mapped while they are read; those of which this rank is the reader are hashed beside that."""
+    """Slabs of this node; those of which this rank is the reader are hashed while they are read."""
 
-    def __init__(self, paths: Mapping[str, Path], files: Mapping[str, FileRecord], own: Sequence[str]) -> None:
+    lasts = True
+
+    def __init__(self, slabs: Mapping[str, Slab | str], files: Mapping[str, FileRecord], own: Sequence[str]) -> None:
         self._found = Findings()
         self._slabs: dict[str, Slab] = {}
+        self._files = files
         self._pool = ThreadPoolExecutor(1, "checkpoint-hash")
         self._hashed: dict[str, Future[str]] = {}
-        self._files = files
-        for name, path in paths.items():
-            try:
-                slab = Slab.attach(path)
-            except OSError as error:
-                self._found.damage.append(DamagedFile(name, f"it is held no more: {error}"))
-                continue
-            self._slabs[name] = slab
-            if slab.image_length != files[name].bytes:
-                why = f"has {slab.image_length} bytes instead of {files[name].bytes}"
+        for name, slab in slabs.items():
+            why = slab if isinstance(slab, str) else size_damage(files[name], slab.image_length)
+            if why or isinstance(slab, str):
                 self._found.damage.append(DamagedFile(name, why))
+            else:
+                self._slabs[name] = slab
         for name in own:
             if name in self._slabs:
                 self._hashed[name] = self._pool.submit(_hash, self._slabs[name], files[name].bytes)
@@ -151,7 +160,7 @@ class MemorySource:
     def read(self, name: str, parcels: Sequence[Parcel]) -> Iterator[memoryview]:
         slab = self._slabs.get(name)
         for parcel in parcels:
-            if slab is None or slab.image_length != self._files[name].bytes:
+            if slab is None:
                 yield memoryview(bytearray(parcel.length))
             else:
                 yield slab.image[parcel.start : parcel.start + parcel.length]
@@ -164,11 +173,16 @@ class MemorySource:
         return self._found
 
     def close(self) -> None:
-        """Let go of the slabs."""
+        """End the hashing."""
         self._pool.shutdown()
-        for slab in self._slabs.values():
-            slab.close()
-        self._slabs.clear()
+
+
+def _attached(image: HeldImage) -> Slab | str:
+    """The slab, or why it cannot be had."""
+    try:
+        return Slab.attach(Path(image.slab), populate=False)
+    except OSError as error:
+        return f"it is held no more: {error}"
 
 
 def _hash(slab: Slab, length: int) -> str:

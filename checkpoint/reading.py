@@ -28,12 +28,17 @@ _BLOCK_BYTES = 16 << 20
 _AHEAD = 4
 """Parcels that a reader may be ahead of the chain, each of 32 MiB or a single larger tensor."""
 
-Take = Callable[[str, Extent, memoryview], None]
-"""Takes an extent of a file; its bytes are only there until it returns."""
+Take = Callable[[str, Extent, memoryview, bool], None]
+"""Takes an extent of a file. Its bytes are there until it returns; with True they stay as long as the tier is open."""
 
 
 class Source(Protocol):
-    """The files that this rank can read. One that cannot be read gives zeros, so that no rank waits for it in vain."""
+    """The files that this rank can read. One that cannot be read gives zeros, so that no rank waits for it in vain.
+
+    `lasts` says that what it gives stays in place as long as the tier is open.
+    """
+
+    lasts: bool
 
     def read(self, name: str, parcels: Sequence[Parcel]) -> Iterator[memoryview]:
         """The bytes of these parcels of a file: all that any rank needs if this one is the file's reader."""
@@ -79,13 +84,15 @@ def _exchange(ranks: Ranks, source: Source, name: str, reach: Reach, parcels: Se
         if me in parcel.ranks:
             for extent in parcel.extents:
                 start = extent.start - parcel.start
-                take(name, extent, payload[start : start + extent.length])
+                take(name, extent, payload[start : start + extent.length], has_it and source.lasts)
         for work in begun:
             work.wait()
 
 
 class StoreSource:
     """Reads this rank's files of a store ahead, by a thread, in the order in which they are wanted."""
+
+    lasts = False
 
     def __init__(
         self,

@@ -55,10 +55,17 @@ class Restoration:
             templates[self._random_fqn] = None
         self._values: dict[str, Any] = dict(templates)
         self.extents = extents_by_file(metadata)
-        self.decoder = Decoder(metadata, self._values)
+        # Their values are copied once more when they are applied, so that until then they may lie anywhere.
+        self._copied_again = {name for name in templates if self._is_copied_again(name)}
+        self.decoder = Decoder(metadata, self._values, self._copied_again)
         self._leaves: dict[str, list[Leaf]] = {key: [] for key in state}
         self._loaded: dict[str, Any] = {}
         self._random: object = None
+
+    def fresh(self, *, is_lent: bool) -> list[torch.Tensor]:
+        """New tensors that are about to be filled; if the tier `is_lent`, without those that only refer to it."""
+        left_out = self._copied_again if is_lent else set()
+        return [each for name, each in self._values.items() if isinstance(each, torch.Tensor) and name not in left_out]
 
     def finish(self) -> None:
         """All that was read is verified: make of it what the state's objects take. Nothing is changed yet.
@@ -76,9 +83,18 @@ class Restoration:
         }
         _demand_same_groups(self._state, self._current, self._loaded)
 
+    def _is_copied_again(self, name: str) -> bool:
+        if name not in self._paths or isinstance(self._values[name], DTensor):
+            return False
+        holder = self._state.get(str(self._paths[name].parts[0]))
+        return isinstance(holder, torch.nn.Module) or not isinstance(holder, Stateful)
+
     def apply(self) -> bool:
         """Change the state, then this rank's random state; False when the checkpoint has none for this rank."""
         _apply(self._state, self._current, self._loaded, self._leaves)
+        # What refers to a tier's bytes has to be gone before the tier is closed.
+        for each in (self._values, self._leaves, self._loaded):
+            each.clear()
         if isinstance(self._random, dict):
             rng.reinstate(self._random)
         return self._random is not None

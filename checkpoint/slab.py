@@ -82,8 +82,9 @@ def sweep(folder: Path) -> list[str]:
 class Slab:
     """One mapped slab. A rank makes it with `create`, the writer attaches to it with `attach`."""
 
-    def __init__(self, descriptor: int, path: Path) -> None:
+    def __init__(self, descriptor: int, path: Path, *, populate: bool = True) -> None:
         self._descriptor = descriptor
+        self._flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
         self._inode = os.fstat(descriptor).st_ino
         self.path = path
         self._map()
@@ -128,15 +129,15 @@ class Slab:
         return cls(descriptor, Path(f"/proc/{os.getpid()}/fd/{descriptor}"))
 
     @classmethod
-    def attach(cls, path: Path) -> Slab:
-        """Map a slab that a rank made.
+    def attach(cls, path: Path, *, populate: bool = True) -> Slab:
+        """Map a slab that a rank made; without `populate` pages are mapped as they are read, which is soon if once.
 
         Raises:
             OSError: it is gone.
         """
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         fcntl.flock(descriptor, fcntl.LOCK_SH)
-        return cls(descriptor, path)
+        return cls(descriptor, path, populate=populate)
 
     @property
     def capacity(self) -> int:
@@ -202,7 +203,7 @@ class Slab:
 
     def _map(self) -> None:
         length = os.fstat(self._descriptor).st_size
-        self.memory = mmap.mmap(self._descriptor, length, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self.memory = mmap.mmap(self._descriptor, length, flags=self._flags)
         self._words = memoryview(self.memory)[:PAGE_BYTES].cast("Q")
 
     def _unmap(self) -> None:

@@ -14,6 +14,7 @@ from checkpoint.api import CheckpointError, CheckpointRef, DamagedFile, Store
 from checkpoint.lineage import folder_of
 from checkpoint.manifest import MANIFEST, METADATA, STRUCTURE, damaged_files, load_manifest, size_damage
 from checkpoint.passing import Parcel, Reach, encode_needs, parcels_of, share_files
+from checkpoint.prefault import Prefault
 from checkpoint.ranks import Ranks
 from checkpoint.reading import Findings, Source, StoreSource, exchange
 from checkpoint.restore import Contents, Restoration
@@ -22,7 +23,13 @@ Result = TypeVar("Result")
 
 
 class Tier(Protocol):
-    """One checkpoint in a place where it lies. All methods are collective but `source`."""
+    """One checkpoint in a place where it lies. All methods are collective but `source` and `close`.
+
+    Whoever reads it closes it when the restoration is applied. `lends` says that until then a restoration may refer to
+    bytes where they lie, instead of copying them.
+    """
+
+    lends: bool
 
     def contents(self) -> Contents | list[DamagedFile]:
         """What a checkpoint consists of, or what is damaged in it at first sight."""
@@ -40,6 +47,9 @@ class Tier(Protocol):
 
     def confirmed(self, damage: list[DamagedFile]) -> list[DamagedFile]:
         """What is left of reported damage when one rank looks at everything itself."""
+
+    def close(self) -> None:
+        """Let go of what was read."""
 
 
 def read(tier: Tier, state: dict[str, Any], ranks: Ranks, *, rank: int) -> Restoration | list[DamagedFile]:
@@ -64,7 +74,7 @@ def read(tier: Tier, state: dict[str, Any], ranks: Ranks, *, rank: int) -> Resto
         for name in contents.files
     }
     reach = tier.reach(contents)
-    with tier.source(contents, reach, parcels) as source:
+    with tier.source(contents, reach, parcels) as source, closing(Prefault(restoration.fresh(is_lent=tier.lends))):
         exchange(ranks, source, reach, parcels, decoder.take)
         found = ranks.everyones(source.findings())
     if damage := _damage(tier, found):
@@ -99,6 +109,8 @@ def agreed(ranks: Ranks, work: Callable[[], Result]) -> Result:
 
 class StoreTier:
     """The store: files are divided among the ranks, and rank 0 reads what is small."""
+
+    lends = False
 
     def __init__(self, store: Store, ref: CheckpointRef, ranks: Ranks) -> None:
         self._store = store
@@ -146,6 +158,9 @@ class StoreTier:
                 "mount the same folder and may read it"
             )
         return found
+
+    def close(self) -> None:
+        """Nothing is kept open."""
 
     def _look(self) -> Contents | list[DamagedFile]:
         """The small files, verified, and whether all others are there with their size.

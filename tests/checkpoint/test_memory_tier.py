@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,9 @@ def restored(folder: Path, held: list[HeldImage], *, attempt: int = 2) -> tuple[
     orders = Orders.from_environment({})
     me = Identity(0, 1, attempt, "now")
     state = fresh_state(1)
-    choice = choose(store, Catalogue(store), orders, me, state, Ranks(0, 1, None), held=held)
-    if choice.restoration is not None:
+    with ExitStack() as kept:
+        choice = choose(store, Catalogue(store), orders, me, state, Ranks(0, 1, None), held=held, kept=kept)
+        assert choice.restoration is not None
         choice.restoration.apply()
     return choice, state
 
