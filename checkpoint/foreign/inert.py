@@ -113,7 +113,7 @@ def _hoards(payload: bytes) -> bool:
             at += 1 + length
         elif length == pickletools.UP_TO_NEWLINE:
             end = payload.find(b"\n", at)
-            if code in _TWO_LINES:
+            if code in _TWO_LINES and end >= 0:
                 end = payload.find(b"\n", end + 1)
             if end < 0 or (code == _PUT and not _is_below(payload[at + 1 : end], size)):
                 return True

@@ -57,6 +57,12 @@ def test_any_bytes_are_read_or_refused_as_damaged(payload: bytes) -> None:
         read_pickle(payload)
 
 
+@pytest.mark.parametrize("payload", [b"N\n.c", b"I1\nc", b"I1\nimodule", b"I1\ncmodule\nname"])
+def test_a_name_that_does_not_end_is_damage(payload: bytes) -> None:
+    with pytest.raises(ValueError, match="damaged"):
+        read_pickle(payload)
+
+
 @settings(max_examples=80)
 @given(data=st.data())
 def test_a_pickle_cut_or_changed_anywhere_is_read_or_refused_as_damaged(data: st.DataObject) -> None:
