@@ -20,13 +20,14 @@ from checkpoint.api import CheckpointError, CheckpointRef, RunNotes, Store
 from checkpoint.catalogue import Catalogue
 from checkpoint.choose import choose
 from checkpoint.events import EventLog
+from checkpoint.held import held_here, release
 from checkpoint.interval import mttf, parse_every, parse_history
 from checkpoint.launch import Orders, fence_guard, rank_of, settle
 from checkpoint.lineage import folder_of, partial_folder_of
 from checkpoint.plan import decode_plan, plan_name
 from checkpoint.ranks import joined
 from checkpoint.record import Notes
-from checkpoint.saver import Saver, Surroundings
+from checkpoint.saver import Manner, Saver, Surroundings
 from checkpoint.schedule import make_schedule
 from checkpoint.slab import memory_folder
 from checkpoint.stores import open_store
@@ -53,6 +54,8 @@ class Checkpointer:
         run: the training client, for position, skipped ranges, loss health and known pauses; see `api.RunNotes`.
         keep_every: checkpoints whose step is a multiple of this one stay for good.
         name: the run's name, for the manifest.
+        memory_every: `due` says yes at multiples of this step, too, and a save after it only stays in the node's
+            memory; when the ranks die, the newest of them is committed, so that only these few steps are lost.
         deadline_s: how long rank 0 waits for the other ranks' parts before it gives a save up.
         store: another store than the one that `uri_or_path` names; a thread of this process writes to it.
 
@@ -70,11 +73,15 @@ class Checkpointer:
         *,
         keep_every: int | None = None,
         name: str = "",
+        memory_every: int | None = None,
         deadline_s: float = 300.0,
         store: Store | None = None,
     ) -> None:
         if keep < 1:
             raise CheckpointError(f"keep={keep} must be at least 1")
+        if memory_every is not None and memory_every < 1:
+            raise CheckpointError(f"memory_every={memory_every} must be at least 1")
+        self._memory_every = memory_every
         interval = parse_every(every)
         self._run, self._name, self._deadline_s = run, name, deadline_s
         self._store = store or open_store(os.fspath(uri_or_path))
@@ -82,7 +89,9 @@ class Checkpointer:
         self._orders = Orders.from_environment(os.environ)
         around = Surroundings.from_environment(os.environ)
         folder = memory_folder(os.environ)
+        self._is_first_of_node = around.local_rank == 0
         has_own_writer = store is not None or around.writer == "thread"
+        self._memory = None if has_own_writer else folder
         if not has_own_writer and rank_of(os.environ) == 0:
             drain(folder, self._store.location, deadline_s=_DRAIN_DEADLINE_S)
         self._me = settle(self._catalogue, self._orders, os.environ)
@@ -99,7 +108,12 @@ class Checkpointer:
             mttf_s=mttf(parse_history(os.environ.get("CHECKPOINT_FAILURES")), self._me.world_size),
             when_late=lambda step: self._saver.miss(step, "learned too late of it"),
         )
+        self._seen: CheckpointRef | None = None
+        """What was saved last, in memory or in the store."""
         self._last: CheckpointRef | None = None
+        """What was saved last in the store."""
+        self._for_memory: int | None = None
+        """The step for which only memory is due."""
         hello = self._hello((keep, keep_every))
         self._saver = Saver(
             hello,
@@ -142,8 +156,10 @@ class Checkpointer:
 
         Every rank asks after every step, and all get the same answer.
         """
-        is_due = self._schedule.due(step)
-        return is_due or (self._run is not None and self._run.should_stop)
+        is_due = self._schedule.due(step) or (self._run is not None and self._run.should_stop)
+        is_for_memory = self._memory_every is not None and step > 0 and step % self._memory_every == 0
+        self._for_memory = step if is_for_memory and not is_due else None
+        return is_due or is_for_memory
 
     def restore(self, state: dict[str, Any]) -> int | None:
         """Restore the state in place and return its step; None when there is nothing to resume from.
@@ -160,15 +176,21 @@ class Checkpointer:
             self._saver.wait()
             with ExitStack() as kept:
                 ranks = kept.enter_context(joined(self._me))
-                choice = choose(self._store, self._catalogue, self._orders, self._me, state, ranks, kept=kept)
+                held = held_here(self._memory, self._store.location) if self._memory is not None else []
+                choice = choose(
+                    self._store, self._catalogue, self._orders, self._me, state, ranks, held=held, kept=kept
+                )
                 if choice.restoration is not None and not choice.restoration.apply():
                     _log.warning(
                         "checkpoint has no random state for this rank, which keeps its own rank=%d", ranks.rank
                     )
+            if self._memory is not None and self._is_first_of_node and choice.served:
+                release(self._memory, self._store.location, choice.served)
             self._events.write(
                 "restored",
                 step=choice.ref.step if choice.ref else None,
                 checkpoint_attempt=choice.ref.attempt if choice.ref else None,
+                tier=choice.tier,
                 set_aside=[{"step": r.ref.step, "attempt": r.ref.attempt, "why": r.why} for r in choice.rejected],
                 seconds=time.monotonic() - started,
             )
@@ -205,10 +227,13 @@ class Checkpointer:
         with self._phase("checkpoint"):
             began = time.monotonic()
             ref = CheckpointRef(step, self._me.attempt)
-            if ref != self._last:
-                self._last = ref
+            if ref != self._seen:
+                self._seen = ref
                 must = wait or (self._run is not None and self._run.should_stop)
-                self._saver.save(ref, state, self._notes(), must=must, overlap=overlap, began=began)
+                durable = must or step != self._for_memory
+                if durable:
+                    self._last = ref
+                self._saver.save(ref, state, self._notes(), manner=Manner(must, overlap, durable), began=began)
             if wait:
                 self._wait()
 

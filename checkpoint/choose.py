@@ -43,6 +43,8 @@ class Choice:
     ref: CheckpointRef | None
     restoration: Restoration | None
     tier: str = ""
+    served: frozenset[tuple[CheckpointRef, str]] = frozenset()
+    """Snapshots in this node's memory, with their launches, that nobody needs any more."""
     rejected: tuple[Rejected, ...] = ()
 
 
@@ -102,13 +104,13 @@ def choose(
             tier = kept.enter_context(closing(MemoryTier(snapshots[ref], held, ranks)))
             found = read(tier, state, ranks, rank=identity.rank)
             if isinstance(found, Restoration):
-                return Choice(ref, found, MEMORY, tuple(rejected))
+                return Choice(ref, found, MEMORY, _served(held, visible, but=ref), tuple(rejected))
             _log.warning("snapshot in memory is not taken step=%d attempt=%d why=%s", *_pair(ref), found[0])
         if ref in snapshots and ref not in visible:
             continue
         found = read(StoreTier(store, ref, ranks), state, ranks, rank=identity.rank)
         if isinstance(found, Restoration):
-            return Choice(ref, found, STORE, tuple(rejected))
+            return Choice(ref, found, STORE, _served(held, visible), tuple(rejected))
         why = "; ".join(str(each) for each in found)
         rejected.append(Rejected(ref, why))
         _log.warning("checkpoint is damaged, trying the next older one step=%d attempt=%d why=%s", *_pair(ref), why)
@@ -120,7 +122,14 @@ def choose(
             f"no whole checkpoint is left in {store.location} (tried {names}); look at the damaged-* folders there, or "
             "set CHECKPOINT_RESUME=none to start from nothing"
         )
-    return Choice(None, None)
+    return Choice(None, None, served=_served(held, visible))
+
+
+def _served(
+    held: Sequence[HeldImage], visible: Collection[CheckpointRef], but: CheckpointRef | None = None
+) -> frozenset[tuple[CheckpointRef, str]]:
+    """Everything that is held, but for what has just been restored, if nothing else has that."""
+    return frozenset((each.ref, each.launch) for each in held if each.ref != but or each.ref in visible)
 
 
 def _pair(ref: CheckpointRef) -> tuple[int, int]:

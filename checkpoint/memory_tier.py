@@ -14,11 +14,10 @@ from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import xxhash
-
 from checkpoint.api import CheckpointError, CheckpointRef, DamagedFile
 from checkpoint.commit import build_metadata
 from checkpoint.held import HeldImage
+from checkpoint.holding import checksum_of
 from checkpoint.manifest import MANIFEST, FileRecord, size_damage
 from checkpoint.passing import Parcel, Reach
 from checkpoint.plan import encode_paths, merge
@@ -27,8 +26,6 @@ from checkpoint.reading import Findings, Source
 from checkpoint.record import decode_record, file_of
 from checkpoint.restore import Contents
 from checkpoint.slab import Slab
-
-_BLOCK_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +143,7 @@ class MemorySource:
         self._slabs: dict[str, Slab] = {}
         self._files = files
         self._pool = ThreadPoolExecutor(1, "checkpoint-hash")
-        self._hashed: dict[str, Future[str]] = {}
+        self._hashed: dict[str, Future[FileRecord]] = {}
         for name, slab in slabs.items():
             why = slab if isinstance(slab, str) else size_damage(files[name], slab.image_length)
             if why or isinstance(slab, str):
@@ -155,7 +152,7 @@ class MemorySource:
                 self._slabs[name] = slab
         for name in own:
             if name in self._slabs:
-                self._hashed[name] = self._pool.submit(_hash, self._slabs[name], files[name].bytes)
+                self._hashed[name] = self._pool.submit(checksum_of, self._slabs[name])
 
     def read(self, name: str, parcels: Sequence[Parcel]) -> Iterator[memoryview]:
         slab = self._slabs.get(name)
@@ -167,8 +164,8 @@ class MemorySource:
 
     def findings(self) -> Findings:
         for name, hashed in self._hashed.items():
-            if hashed.result() != self._files[name].xxh3:
-                why = f"its checksum is {hashed.result()} instead of {self._files[name].xxh3}"
+            if hashed.result() != self._files[name]:
+                why = f"its checksum is {hashed.result().xxh3} instead of {self._files[name].xxh3}"
                 self._found.damage.append(DamagedFile(name, why))
         return self._found
 
@@ -183,12 +180,3 @@ def _attached(image: HeldImage) -> Slab | str:
         return Slab.attach(Path(image.slab), populate=False)
     except OSError as error:
         return f"it is held no more: {error}"
-
-
-def _hash(slab: Slab, length: int) -> str:
-    digest = xxhash.xxh3_128()
-    with slab.image as image:
-        for start in range(0, min(length, len(image)), _BLOCK_BYTES):
-            with image[start : min(start + _BLOCK_BYTES, length)] as block:
-                digest.update(block)
-    return digest.hexdigest()

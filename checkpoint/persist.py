@@ -21,11 +21,11 @@ from checkpoint.record import SaveRecord, file_of
 from checkpoint.slab import Slab
 
 
-def persist(store: Store, slab: Slab, record: SaveRecord, *, when_copied: Callable[[], None]) -> RankPlan:
+def persist(store: Store, slab: Slab, record: SaveRecord, *, when_copied: Callable[[FileRecord], None]) -> RankPlan:
     """Write a rank's part of a checkpoint into the folder that is being built; returns its whole plan.
 
     Args:
-        when_copied: called when the slab is no longer needed.
+        when_copied: called with the image's size and checksum when the slab is no longer needed.
 
     Raises:
         OSError: the store could not take it.
@@ -35,8 +35,9 @@ def persist(store: Store, slab: Slab, record: SaveRecord, *, when_copied: Callab
     with slab.image as image, image[:length] as counted, ThreadPoolExecutor(1, "checkpoint-checksum") as aside:
         checksum = aside.submit(xxhash.xxh3_128_hexdigest, counted)
         store.put_buffer(f"{folder}/{file}", image, length)
-        plan = replace(record.plan, files={file: FileRecord(length, checksum.result())})
-    when_copied()
+        written = FileRecord(length, checksum.result())
+    when_copied(written)
+    plan = replace(record.plan, files={file: written})
     if plan.rank != 0:
         store.write(f"{folder}/{plan_name(plan.rank)}", encode_plan(plan))
     return plan

@@ -7,6 +7,7 @@ so the numbers agree, and do so again after a save that one rank never knew of.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +34,9 @@ _ITEM_BYTES = 2048
 """Of a tensor's stream and its entry in the record, without the values."""
 _MOMENTS = 2
 """Tensors of a parameter's size that most optimizers keep of each: Adam and its kin."""
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,15 @@ class Surroundings:
             )
         except ValueError as error:
             raise CheckpointError(f"LOCAL_RANK, LOCAL_WORLD_SIZE or CHECKPOINT_LINGER_S: {error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Manner:
+    """How to save: whether it `must` be, by waiting for a slot; beside the next step; for the store or for memory."""
+
+    must: bool = False
+    overlap: bool = False
+    durable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +142,13 @@ class Saver:
             raise CheckpointError(f"there is no memory for two snapshots of the state: {error}") from error
 
     def save(
-        self, ref: CheckpointRef, state: Mapping[str, object], notes: Notes, *, must: bool, overlap: bool, began: float
+        self,
+        ref: CheckpointRef,
+        state: Mapping[str, object],
+        notes: Notes,
+        *,
+        manner: Manner,
+        began: float,
     ) -> None:
         """Copy the state and hand it in. Without a free slot wait for one if it `must` be, else skip the save.
 
@@ -139,22 +158,24 @@ class Saver:
         self.finish()
         self.serial = max(self.serial + 1, ref.step)
         index = self._slots.free()
-        if index is None and must:
+        if index is None and manner.must:
             self._link.wait(lambda: self._slots.free() is not None)
             index = self._slots.free()
             self._events.write("stalled", step=ref.step, seconds=time.monotonic() - began)
         if index is None:
             self.skipped += 1
             self._events.write("skipped_save", step=ref.step, skipped=self.skipped)
-            self._link.miss(Missed(self.serial, ref.step, f"rank {self._me.rank} skipped it: both slots are busy"))
+            if manner.durable:
+                self._link.miss(Missed(self.serial, ref.step, f"rank {self._me.rank} skipped it: both slots are busy"))
             return
         try:
-            self._fill(index, ref, state, notes, overlap=overlap, began=began)
+            self._fill(index, ref, state, notes, manner, began=began)
         except CheckpointError as error:
-            self._link.miss(Missed(self.serial, ref.step, str(error)))
+            if manner.durable:
+                self._link.miss(Missed(self.serial, ref.step, str(error)))
             raise
         except (OSError, torch.OutOfMemoryError) as error:
-            self._give_up(ref, self.serial, error)
+            self._give_up(ref, self.serial, error, durable=manner.durable)
 
     def miss(self, step: int, why: str) -> None:
         """Take no part in the save of a step that is over, and let the other ranks know."""
@@ -192,19 +213,35 @@ class Saver:
         self._copier.close()
 
     def _fill(
-        self, index: int, ref: CheckpointRef, state: Mapping[str, object], notes: Notes, *, overlap: bool, began: float
+        self,
+        index: int,
+        ref: CheckpointRef,
+        state: Mapping[str, object],
+        notes: Notes,
+        manner: Manner,
+        *,
+        began: float,
     ) -> None:
         sight = self._surveyor.look(state)
-        copy = self._slots.fill(index, sight, join=not overlap)
-        self._events.write("save_started", step=ref.step)
-        finish = self._finishing(index, sight, ref, notes, copy, overlap=overlap, began=began)
-        if overlap:
+        copy = self._slots.fill(index, sight, join=not manner.overlap)
+        if manner.durable:
+            self._events.write("save_started", step=ref.step)
+        finish = self._finishing(index, sight, ref, notes, copy, manner, began=began)
+        if manner.overlap:
             self._underway = _Underway(copy, self._finisher.submit(finish))
         else:
             finish()
 
     def _finishing(
-        self, index: int, sight: Sight, ref: CheckpointRef, notes: Notes, copy: Copy, *, overlap: bool, began: float
+        self,
+        index: int,
+        sight: Sight,
+        ref: CheckpointRef,
+        notes: Notes,
+        copy: Copy,
+        manner: Manner,
+        *,
+        began: float,
     ) -> Callable[[], None]:
         me, serial = self._me, self.serial
         self._slots.seal(index, sight, ref, notes, launch=me.token, serial=serial, world_size=me.world_size)
@@ -215,16 +252,19 @@ class Saver:
                 copy.wait()
             except RuntimeError as error:
                 # A device answers so when anything before has failed, which the training's next step will tell better.
-                self._give_up(ref, serial, error)
+                self._give_up(ref, serial, error, durable=manner.durable)
                 return
             slab = self._slots.slab(index)
             slab.word = Word.FULL
-            stall_s = held_s if overlap else time.monotonic() - began
-            self._link.hand_in(Saved(serial, ref.step, str(slab.path), stall_s), slab)
+            stall_s = held_s if manner.overlap else time.monotonic() - began
+            self._link.hand_in(Saved(serial, ref.step, str(slab.path), stall_s, manner.durable), slab)
 
         return finish
 
-    def _give_up(self, ref: CheckpointRef, serial: int, error: Exception) -> None:
+    def _give_up(self, ref: CheckpointRef, serial: int, error: Exception, *, durable: bool) -> None:
+        if not durable:
+            _log.warning("snapshot for memory failed step=%d why=%s", ref.step, error)
+            return
         self._tell_lost(ref.step, str(error))
         self._link.miss(Missed(serial, ref.step, f"rank {self._me.rank}: {error}"))
 

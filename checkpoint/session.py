@@ -13,12 +13,13 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from checkpoint.api import CheckpointError, CheckpointRef, Store
 from checkpoint.events import EventLog
+from checkpoint.holding import Holding, checksum_of
 from checkpoint.lineage import PARTIAL_SUFFIX, partial_folder_of, ref_of
+from checkpoint.manifest import FileRecord
 from checkpoint.persist import confess, persist
 from checkpoint.plan import RankPlan
 from checkpoint.record import SaveRecord, decode_record
@@ -58,6 +59,9 @@ class Session:
         self.newest = 0
         """The number of the last save that the rank said anything of."""
         self.has_died = False
+        self.persisted = 0
+        """How many saves it has made durable."""
+        self.holding = Holding()
         self._store = store
         self._connection = connection
         self._may_commit = may_commit
@@ -66,7 +70,7 @@ class Session:
         self._when_over = when_over
         self._events = EventLog(hello.events, rank=hello.rank, attempt=hello.attempt)
         self._inbox: queue.Queue[Saved | Missed | None] = queue.Queue()
-        self._slabs: dict[str, Slab] = {}
+        self._durable = 0
         self._publisher: Publisher | None = None
         self._orphaned_at: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"checkpoint-rank-{hello.rank}", daemon=True)
@@ -115,8 +119,11 @@ class Session:
             self._work()
 
     def _let_slabs_go(self) -> None:
-        for slab in self._slabs.values():
-            slab.close()
+        """What a dead rank has left whole is held; a rank that has left by its own will removes its slabs itself."""
+        if self.has_died:
+            self.holding.trim()
+        else:
+            self.holding.close()
 
     def _hang_up(self) -> None:
         """Let the rank know that nothing more comes; the writer, which still listens to it, closes the socket."""
@@ -131,6 +138,7 @@ class Session:
                 pause = _POLL_S[0]
                 if message is None:
                     has_left = True
+                    self._rescue()
                 else:
                     self._take(message)
             except queue.Empty:
@@ -151,17 +159,51 @@ class Session:
             self._confess(ref, message.serial, message.why)
             self._tell(Report(message.serial, message.step, Outcome.NOTED))
             return
-        began = time.monotonic()
         try:
-            slab = self._attach(message.slab)
+            slab = self.holding.attach(message.slab)
+            self.holding.forget(slab)
             record = _read_record(slab, message.serial)
-            plan = persist(self._store, slab, record, when_copied=lambda: setattr(slab, "word", Word.FREE))
+            if message.durable:
+                self._persist(slab, record, message.stall_s)
+            else:
+                self.holding.note(slab, record, checksum_of(slab))
+                slab.word = Word.FREE
+                self._events.write("held", step=ref.step)
         except (OSError, ValueError, RuntimeError, CheckpointError) as error:
             self._fail(ref, message, str(error))
             return
-        self._tell(Report(message.serial, message.step, Outcome.PERSISTED))
+        outcome = Outcome.PERSISTED if message.durable else Outcome.HELD
+        self._tell(Report(message.serial, message.step, outcome))
+
+    def _persist(self, slab: Slab, record: SaveRecord, stall_s: float) -> None:
+        """Make a slab's save durable, and on rank 0 have it committed.
+
+        Raises:
+            OSError: the store could not take it.
+        """
+        began = time.monotonic()
+
+        def when_copied(file: FileRecord) -> None:
+            self.holding.note(slab, record, file)
+            slab.word = Word.FREE
+
+        plan = persist(self._store, slab, record, when_copied=when_copied)
+        self._durable = record.plan.serial
+        self.persisted += 1
         if self.hello.rank == 0:
-            self._to_commit.append((record, plan, message.stall_s, began))
+            self._to_commit.append((record, plan, stall_s, began))
+
+    def _rescue(self) -> None:
+        """The rank is dead: what only its memory has, newer than all that is durable, goes to the store."""
+        if not self.has_died:
+            return
+        for image in self.holding.images():
+            if image.serial > self._durable and (slab := self.holding.find(image.slab)) is not None:
+                try:
+                    self._persist(slab, decode_record(slab.record), 0.0)
+                except (OSError, ValueError, RuntimeError, CheckpointError) as error:
+                    _log.warning("snapshot of a dead rank was not saved step=%d why=%s", image.ref.step, error)
+                    self._confess(image.ref, image.serial, str(error))
 
     def _pass_on(self) -> None:
         # Here and not above, since it needs torch and only the node of rank 0 has to pay for that.
@@ -189,22 +231,23 @@ class Session:
             )
         return self._publisher
 
-    def _attach(self, path: str) -> Slab:
-        slab = self._slabs.get(path)
-        if slab is None:
-            slab = self._slabs[path] = Slab.attach(Path(path))
-        slab.follow()
-        return slab
-
     def _fail(self, ref: CheckpointRef, message: Saved, why: str) -> None:
         self._events.write("save_failed", step=ref.step, message=why)
         if self.hello.rank != 0:
             self._confess(ref, message.serial, why)
         else:
             self._clear(ref)
-        if slab := self._slabs.get(message.slab):
+        if slab := self.holding.find(message.slab):
+            self._hold_on_to(slab, message.serial)
             slab.word = Word.FREE
         self._tell(Report(message.serial, ref.step, Outcome.FAILED, why))
+
+    def _hold_on_to(self, slab: Slab, serial: int) -> None:
+        """What the store did not take is whole in memory all the same."""
+        try:
+            self.holding.note(slab, _read_record(slab, serial), checksum_of(slab))
+        except (ValueError, CheckpointError) as error:
+            _log.debug("slab %s is not held why=%s", slab.path, error)
 
     def _confess(self, ref: CheckpointRef, serial: int, why: str) -> None:
         """Tell the other ranks by a plan; when even that fails, a deadline ends their wait."""

@@ -130,12 +130,17 @@ class SlotPair:
         self._slots: list[Slot] = []
         self._drawing: Drawing | None = None
         self._envelopes = Envelopes()
+        self._serials = [0] * _COUNT
 
     def free(self) -> int | None:
-        """The index of a slot that may be filled, None when the writer has all of them; 0 before there are any."""
+        """The index of a slot that may be filled, None when the writer has all of them; 0 before there are any.
+
+        Of two it is the older one, so that the newest whole snapshot stays until the next one is whole.
+        """
         if not self._slots:
             return 0
-        return next((i for i, slot in enumerate(self._slots) if slot.slab.word is not Word.FULL), None)
+        free = (i for i, slot in enumerate(self._slots) if slot.slab.word is not Word.FULL)
+        return min(free, key=lambda index: self._serials[index], default=None)
 
     def prepare(self, sight: Sight, *, foreseen: int = 0) -> None:
         """Take the memory for both slots, `foreseen` bytes more than the state needs now, and draw its layout.
@@ -175,6 +180,7 @@ class SlotPair:
     ) -> None:
         """Put pickled values and record behind the tensors; the slot is not yet FULL."""
         slot, drawing = self._slots[index], self._draw_up(sight.outline)
+        self._serials[index] = serial
         end = drawing.layout.end
         items = []
         for fqn, payload in sight.pickled.items():

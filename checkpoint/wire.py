@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks and the writer of their node say to each other: JSON lines over a Unix socket.
 
-    rank   -> Hello, then Saved or Missed for every save, Bye at a clean end; or only Drain
-    writer -> Report for what became of a save; Drained
+    rank   -> Hello, then Saved or Missed for every save, Bye at a clean end; or only Drain, Inventory or Release
+    writer -> Report for what became of a save; Drained; Holdings
 
 A connection that ends without Bye belongs to a rank that died. The socket's name holds the version, so that processes
 of two versions never meet.
@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from checkpoint.manifest import short_digest
 
-_VERSION = 1
+_VERSION = 2
 
 
 class Outcome(str, Enum):
@@ -34,6 +34,8 @@ class Outcome(str, Enum):
     FAILED = "failed"
     REFUSED = "refused"
     """A newer attempt has taken over."""
+    HELD = "held"
+    """The rank's part is checksummed and stays in memory, as was asked; the slot may be filled again."""
     NOTED = "noted"
     """The others are told that this rank has no part in it."""
 
@@ -56,12 +58,16 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """The slab at this path is full; `stall_s` is how long training stood for it."""
+    """The slab at this path is full; `stall_s` is how long training stood for it.
+
+    What is not `durable` only stays in memory, unless the rank dies.
+    """
 
     serial: int
     step: int
     slab: str
     stall_s: float
+    durable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +97,25 @@ class Drained:
 
 
 @dataclass(frozen=True, slots=True)
+class Inventory:
+    """Asks what is held in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """The answer to Inventory; see `held.HeldImage` for the fields of each image."""
+
+    images: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Lets go of what dead ranks have left in memory: for each snapshot its step, attempt and launch."""
+
+    snapshots: list[tuple[int, int, str]]
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What became of a save; when it was committed, also how long training stood and the writer wrote for it."""
 
@@ -102,9 +127,10 @@ class Report:
     write_s: float = 0.0
 
 
-Message: TypeAlias = Hello | Saved | Missed | Bye | Drain | Drained | Report
+Message: TypeAlias = Hello | Saved | Missed | Bye | Drain | Drained | Inventory | Holdings | Release | Report
 _KINDS: dict[str, type[Message]] = {
-    each.__name__.lower(): each for each in (Hello, Saved, Missed, Bye, Drain, Drained, Report)
+    each.__name__.lower(): each
+    for each in (Hello, Saved, Missed, Bye, Drain, Drained, Inventory, Holdings, Release, Report)
 }
 
 

@@ -19,15 +19,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from checkpoint.api import Store
+from checkpoint.held import plain_image
 from checkpoint.session import Session
+from checkpoint.shelf import Shelf
 from checkpoint.slab import sweep
-from checkpoint.wire import Bye, Drain, Drained, Hello, Lines, Missed, Saved, encode
+from checkpoint.wire import Bye, Drain, Drained, Hello, Holdings, Inventory, Lines, Missed, Release, Saved, encode
 
 _log = logging.getLogger(__name__)
 _CLEAN_LINGER_S = 1.0
 """How long to wait for further ranks when those that were there have left by their own will."""
 _FIRST_PEER_S = 10.0
 """How long to wait for the rank that had this process started."""
+_SUPERSEDING_SAVES = 2
+"""Saves of a launch, the first of them committed or given up, that make useless what is held of launches before it."""
 _TURN_S = 0.5
 _READ_BYTES = 1 << 16
 
@@ -49,11 +53,18 @@ class Writer:
     """Serves connections until nobody needs it. One thread runs it; each rank's work has a thread of its own."""
 
     def __init__(
-        self, open_store: Callable[[str], Store], folder: Path | None, *, linger_s: float = _CLEAN_LINGER_S
+        self,
+        open_store: Callable[[str], Store],
+        folder: Path | None,
+        *,
+        linger_s: float = _CLEAN_LINGER_S,
+        hold_s: float = 0.0,
     ) -> None:
         self._open_store = open_store
         self._folder = folder
         self._linger_s = linger_s
+        self._hold_s = hold_s
+        self._shelf = Shelf()
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
         self._selector.register(self._wake_out, selectors.EVENT_READ, None)
@@ -91,6 +102,7 @@ class Writer:
                 else:
                     self._wake_out.recv(_READ_BYTES)
             self._reap()
+        self._shelf.clear()
         self._selector.close()
         self._wake_in.close()
         self._wake_out.close()
@@ -101,6 +113,7 @@ class Writer:
             return self._is_hurried and not self._sessions
         linger_s = self._linger_s if self._has_seen_death else min(_CLEAN_LINGER_S, self._linger_s)
         linger_s = linger_s if self._has_served else _FIRST_PEER_S
+        linger_s = max(linger_s, self._hold_s) if self._shelf.images() else linger_s
         return self._is_hurried or time.monotonic() - self._busy_at >= linger_s
 
     def _serve(self, peer: Peer, *, has_ended: bool) -> None:
@@ -134,6 +147,14 @@ class Writer:
                     peer.session.orphan(after_s=0.0)
             elif isinstance(message, Drain):
                 peer.wants_drained = True
+            elif isinstance(message, Inventory):
+                living = [image for each in self._sessions.values() for image in each.holding.images()]
+                answer = Holdings([plain_image(image) for image in (*self._shelf.images(), *living)])
+                with contextlib.suppress(OSError):
+                    peer.connection.sendall(encode(answer))
+            elif isinstance(message, Release):
+                self._shelf.release(message.snapshots)
+                payload = b""
         if not payload:
             self._part(peer)
         return bool(payload)
@@ -180,13 +201,18 @@ class Writer:
         return ""
 
     def _reap(self) -> None:
-        """Forget launches that are done, their slabs with them, and answer who waited for that."""
+        """Forget launches that are done, but for what is held of them, and answer who waited for that."""
+        for each in self._sessions.values():
+            if each.persisted >= _SUPERSEDING_SAVES:
+                self._shelf.keep_only(each.hello.launch)
         for launch in {launch for launch, _ in self._sessions}:
             of_launch = {key: each for key, each in self._sessions.items() if key[0] == launch}
             listened_to = {id(peer.session) for peer in self._peers}
             if all(each.is_over and id(each) not in listened_to for each in of_launch.values()):
                 for key in of_launch:
-                    self._sessions.pop(key).close()
+                    session = self._sessions.pop(key)
+                    session.close()
+                    self._shelf.put(session.hello, session.holding)
                 self._clear_up_after(of_launch.get((launch, 0)))
                 if self._folder is not None:
                     sweep(self._folder)

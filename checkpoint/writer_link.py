@@ -119,6 +119,7 @@ class _Entrusted:
 
     step: int
     slab: Slab
+    is_durable: bool
     is_persisted: bool = False
 
 
@@ -155,7 +156,7 @@ class WriterLink:
     def hand_in(self, message: Saved, slab: Slab) -> None:
         """Give a full slab to the writer; never waits."""
         with self._changed:
-            self._entrusted[message.serial] = _Entrusted(message.step, slab)
+            self._entrusted[message.serial] = _Entrusted(message.step, slab, message.durable)
             self._outbox.append(message)
         self._wake()
 
@@ -298,11 +299,12 @@ class WriterLink:
             for serial, entrusted in lost.items():
                 if not entrusted.is_persisted:
                     entrusted.slab.word = Word.FREE
-                missed = self._unheard[serial] = Missed(serial, entrusted.step, why)
-                self._outbox.append(missed)
-                self._last = Report(serial, entrusted.step, Outcome.FAILED, why)
+                if entrusted.is_durable:
+                    missed = self._unheard[serial] = Missed(serial, entrusted.step, why)
+                    self._outbox.append(missed)
+                    self._last = Report(serial, entrusted.step, Outcome.FAILED, why)
             self._entrusted.clear()
             self._changed.notify_all()
-        for entrusted in lost.values():
+        for entrusted in (each for each in lost.values() if each.is_durable):
             _log.error("checkpoint save failed, the previous one stands step=%d why=%s", entrusted.step, why)
             self._tell_lost(entrusted.step, why)

@@ -25,8 +25,11 @@ from checkpoint.stores import open_store
 from checkpoint.wire import base_name, connect, short_path
 from checkpoint.writer import Writer
 
+_log = logging.getLogger(__name__)
 _LOCK_DEADLINE_S = 10.0
 _POLL_S = 0.05
+_HOLD_S = 600.0
+"""A relaunch that waits for a node or a person comes later than that; it restores from the store."""
 _NICENESS = 10
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _IOPRIO_WHO_PROCESS = 1
@@ -54,7 +57,7 @@ def serve(location: str, linger_s: float) -> int:
         _redirect(folder / f"{base_name(location)}.log")
         logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s")
         _lower_priority()
-        writer = Writer(open_store, folder, linger_s=linger_s)
+        writer = Writer(open_store, folder, linger_s=linger_s, hold_s=_hold_seconds())
         signal.signal(signal.SIGTERM, lambda *_: writer.hurry())
         with _listening(folder, location) as listener:
             writer.listen(listener)
@@ -63,6 +66,16 @@ def serve(location: str, linger_s: float) -> int:
     with contextlib.suppress(OSError):
         folder.rmdir()
     return 0
+
+
+def _hold_seconds() -> float:
+    """How long snapshots of dead ranks are held for the next launch, by `CHECKPOINT_HOLD_S`."""
+    text = os.environ.get("CHECKPOINT_HOLD_S", "")
+    try:
+        return float(text or _HOLD_S)
+    except ValueError:
+        _log.warning("CHECKPOINT_HOLD_S=%r is not a number of seconds, so it is %g", text, _HOLD_S)
+        return _HOLD_S
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from checkpoint.cuda import CUDA
 from checkpoint.events import EventLog
 from checkpoint.launch import Identity
 from checkpoint.record import Notes
-from checkpoint.saver import Saver, Surroundings
+from checkpoint.saver import Manner, Saver, Surroundings
 from checkpoint.slab import PAGE_BYTES, Word, memory_folder
 from checkpoint.slots import SlotPair
 from checkpoint.snapshot import Sight, Surveyor
@@ -201,7 +201,8 @@ def saver(devices: LateDevices, tmp_path: Path) -> Iterator[Saver]:
 
 def save(saver: Saver, step: int, tensor: torch.Tensor, *, overlap: bool) -> None:
     notes = Notes("", None, (), None)
-    saver.save(CheckpointRef(step, 1), {"x": tensor}, notes, must=True, overlap=overlap, began=time.monotonic())
+    manner = Manner(must=True, overlap=overlap)
+    saver.save(CheckpointRef(step, 1), {"x": tensor}, notes, manner=manner, began=time.monotonic())
 
 
 @pytest.mark.parametrize("overlap", [True, False])
