@@ -24,15 +24,17 @@ from checkpoint.held import held_here, release
 from checkpoint.interval import mttf, parse_every, parse_history
 from checkpoint.launch import Orders, fence_guard, rank_of, settle
 from checkpoint.lineage import folder_of, partial_folder_of
+from checkpoint.peer_wire import PeerAddress
 from checkpoint.plan import decode_plan, plan_name
 from checkpoint.ranks import joined
 from checkpoint.record import Notes
+from checkpoint.ring import find_peer
 from checkpoint.saver import Manner, Saver, Surroundings
 from checkpoint.schedule import make_schedule
 from checkpoint.slab import memory_folder
 from checkpoint.stores import open_store
 from checkpoint.wire import Hello
-from checkpoint.writer_link import drain
+from checkpoint.writer_link import ProcessLine, drain
 
 _log = logging.getLogger(__name__)
 _GRACE_ON_ERROR_S = 10.0
@@ -56,6 +58,8 @@ class Checkpointer:
         name: the run's name, for the manifest.
         memory_every: `due` says yes at multiples of this step, too, and a save after it only stays in the node's
             memory; when the ranks die, the newest of them is committed, so that only these few steps are lost.
+        replicas: whether the next node keeps copies of this node's snapshots in its memory, so that the loss of a node
+            costs no more than the death of its ranks; None leaves it to `CHECKPOINT_REPLICAS=1` in the environment.
         deadline_s: how long rank 0 waits for the other ranks' parts before it gives a save up.
         store: another store than the one that `uri_or_path` names; a thread of this process writes to it.
 
@@ -74,6 +78,7 @@ class Checkpointer:
         keep_every: int | None = None,
         name: str = "",
         memory_every: int | None = None,
+        replicas: bool | None = None,
         deadline_s: float = 300.0,
         store: Store | None = None,
     ) -> None:
@@ -114,7 +119,10 @@ class Checkpointer:
         """What was saved last in the store."""
         self._for_memory: int | None = None
         """The step for which only memory is due."""
-        hello = self._hello((keep, keep_every))
+        if replicas is None:
+            replicas = os.environ.get("CHECKPOINT_REPLICAS") == "1"
+        peer = self._peer(around) if replicas else None
+        hello = self._hello((keep, keep_every), peer)
         self._saver = Saver(
             hello,
             self._me,
@@ -260,7 +268,16 @@ class Checkpointer:
         self._saver.close()
         self._events.close()
 
-    def _hello(self, retention: tuple[int, int | None]) -> Hello:
+    def _peer(self, around: Surroundings) -> PeerAddress | None:
+        if self._memory is None:
+            _log.warning("there are no replicas of snapshots: that takes a writer process")
+            return None
+        line = ProcessLine(
+            self._memory, self._store.location, linger_s=around.linger_s, is_first=self._is_first_of_node
+        )
+        return find_peer(line, self._store.location, os.environ, self._me)
+
+    def _hello(self, retention: tuple[int, int | None], peer: PeerAddress | None) -> Hello:
         me = self._me
         return Hello(
             location=self._store.location,
@@ -273,6 +290,7 @@ class Checkpointer:
             events=self._orders.events,
             fence_file=self._orders.fence_file,
             pid=os.getpid(),
+            peer=(peer.host, peer.port, peer.secret) if peer else None,
         )
 
     def _notes(self) -> Notes:

@@ -14,7 +14,7 @@ import xxhash
 
 from checkpoint.held import HeldImage
 from checkpoint.manifest import FileRecord
-from checkpoint.record import SaveRecord
+from checkpoint.record import SaveRecord, serial_of
 from checkpoint.slab import Slab, Word
 
 _BLOCK_BYTES = 16 << 20
@@ -45,12 +45,19 @@ class Holding:
         """The slab, if it was ever attached."""
         return self._slabs.get(path)
 
-    def note(self, slab: Slab, record: SaveRecord, file: FileRecord) -> None:
+    def note(self, slab: Slab, record: SaveRecord, file: FileRecord) -> HeldImage:
         """A slab's image is whole, and this is its checksum."""
         plan = record.plan
         image = HeldImage(record.ref, plan.launch, plan.serial, plan.rank, plan.world_size, str(slab.path), file)
         with self._lock:
             self._images[str(slab.path)] = image
+        return image
+
+    def adopt(self, slab: Slab, image: HeldImage) -> None:
+        """Take over a slab that no rank uses, with what is in it."""
+        with self._lock:
+            self._slabs[image.slab] = slab
+            self._images[image.slab] = image
 
     def forget(self, slab: Slab) -> None:
         """A slab is full of something else, whose checksum is not known yet."""
@@ -60,7 +67,7 @@ class Holding:
     def images(self) -> list[HeldImage]:
         """The images that are whole, oldest first; one that the rank is about to replace is not."""
         with self._lock:
-            whole = [image for path, image in self._images.items() if self._slabs[path].word is not Word.FILLING]
+            whole = [image for path, image in self._images.items() if _is_still(image, self._slabs[path])]
         return sorted(whole, key=lambda each: each.serial)
 
     def release(self, image: HeldImage) -> None:
@@ -90,6 +97,13 @@ class Holding:
             self._images.clear()
         for slab in slabs:
             slab.close(remove=remove)
+
+
+def _is_still(image: HeldImage, slab: Slab) -> bool:
+    """Whether a slab still has that image: it may be filled anew, or already hold a newer one."""
+    if slab.word is Word.FILLING:
+        return False
+    return slab.word is Word.FREE or serial_of(slab.record) == image.serial
 
 
 def checksum_of(slab: Slab) -> FileRecord:

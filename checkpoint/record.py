@@ -61,6 +61,14 @@ def encode_record(ref: CheckpointRef, notes: Notes, plan: RankPlan, outline: byt
     return json.dumps(content, separators=(",", ":")).encode() + b"\n" + outline
 
 
+def serial_of(payload: bytes) -> int | None:
+    """The number of the save alone; None when the record is damaged."""
+    try:
+        return int(json.loads(payload.partition(b"\n")[0])["serial"])
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
 def decode_record(payload: bytes) -> SaveRecord:
     """Read a record.
 

@@ -118,6 +118,7 @@ class Saver:
             lambda index: folder / name_of(hello.location, token, me.rank, index), me.rank, self._copier
         )
         self._is_outlived = store is None
+        self._is_replicated = hello.peer is not None
         line: Line = (
             ThreadLine(store)
             if store is not None
@@ -158,6 +159,9 @@ class Saver:
         self.finish()
         self.serial = max(self.serial + 1, ref.step)
         index = self._slots.free()
+        if self._is_replicated and not manner.durable and not self._slots.are_all_free():
+            # Then the peer has not got the last one yet, and without that the two nodes may hold no common step.
+            index = None
         if index is None and manner.must:
             self._link.wait(lambda: self._slots.free() is not None)
             index = self._slots.free()

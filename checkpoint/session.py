@@ -20,6 +20,7 @@ from checkpoint.events import EventLog
 from checkpoint.holding import Holding, checksum_of
 from checkpoint.lineage import PARTIAL_SUFFIX, partial_folder_of, ref_of
 from checkpoint.manifest import FileRecord
+from checkpoint.node_memory import Offer, keep_here
 from checkpoint.persist import confess, persist
 from checkpoint.plan import RankPlan
 from checkpoint.record import SaveRecord, decode_record
@@ -40,9 +41,9 @@ _SEND_TIMEOUT_S = 5.0
 class Session:
     """One rank as the writer knows it.
 
-    `may_commit` is set when what it takes to commit has been imported, for which no slot has to wait. `hopeless` tells
-    for a rank and the number of a save why its part can never come, or nothing. `when_over` is called by the thread's
-    last act.
+    `offer` is given each image that is whole. `may_commit` is set when what it takes to commit has been imported, for
+    which no slot has to wait. `hopeless` tells for a rank and the number of a save why its part can never come, or
+    nothing. `when_over` is called by the thread's last act.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class Session:
         may_commit: threading.Event,
         hopeless: Callable[[Hello, int, int], str],
         when_over: Callable[[], None],
+        offer: Offer = keep_here,
     ) -> None:
         self.hello = hello
         self.newest = 0
@@ -68,9 +70,11 @@ class Session:
         self._to_commit: list[tuple[SaveRecord, RankPlan, float, float]] = []
         self._hopeless = hopeless
         self._when_over = when_over
+        self._offer = offer
         self._events = EventLog(hello.events, rank=hello.rank, attempt=hello.attempt)
         self._inbox: queue.Queue[Saved | Missed | None] = queue.Queue()
         self._durable = 0
+        self._telling = threading.Lock()
         self._publisher: Publisher | None = None
         self._orphaned_at: float | None = None
         self._thread = threading.Thread(target=self._run, name=f"checkpoint-rank-{hello.rank}", daemon=True)
@@ -166,14 +170,9 @@ class Session:
             if message.durable:
                 self._persist(slab, record, message.stall_s)
             else:
-                self.holding.note(slab, record, checksum_of(slab))
-                slab.word = Word.FREE
-                self._events.write("held", step=ref.step)
+                self._keep(slab, record)
         except (OSError, ValueError, RuntimeError, CheckpointError) as error:
             self._fail(ref, message, str(error))
-            return
-        outcome = Outcome.PERSISTED if message.durable else Outcome.HELD
-        self._tell(Report(message.serial, message.step, outcome))
 
     def _persist(self, slab: Slab, record: SaveRecord, stall_s: float) -> None:
         """Make a slab's save durable, and on rank 0 have it committed.
@@ -182,16 +181,31 @@ class Session:
             OSError: the store could not take it.
         """
         began = time.monotonic()
-
-        def when_copied(file: FileRecord) -> None:
-            self.holding.note(slab, record, file)
-            slab.word = Word.FREE
-
-        plan = persist(self._store, slab, record, when_copied=when_copied)
+        plan = persist(self._store, slab, record, when_copied=lambda file: self._hold(slab, record, file))
         self._durable = record.plan.serial
         self.persisted += 1
+        self._tell(Report(plan.serial, record.ref.step, Outcome.PERSISTED))
         if self.hello.rank == 0:
             self._to_commit.append((record, plan, stall_s, began))
+
+    def _hold(self, slab: Slab, record: SaveRecord, file: FileRecord) -> None:
+        """A slab's image is known to be whole: it stays until the rank fills the slab again, which it may."""
+        image = self.holding.note(slab, record, file)
+        slab.word = Word.FREE
+        self._offer(image, slab, lambda: None)
+
+    def _keep(self, slab: Slab, record: SaveRecord) -> None:
+        """A snapshot for memory alone: the rank may fill the slab again when the peer has it, too."""
+        image = self.holding.note(slab, record, checksum_of(slab))
+        self._events.write("held", step=record.ref.step)
+
+        def when_over() -> None:
+            # Whoever holds the slab for a dead rank may have given it back by now.
+            with suppress(ValueError):
+                slab.word = Word.FREE
+            self._tell(Report(record.plan.serial, record.ref.step, Outcome.HELD))
+
+        self._offer(image, slab, when_over)
 
     def _rescue(self) -> None:
         """The rank is dead: what only its memory has, newer than all that is durable, goes to the store."""
@@ -239,13 +253,14 @@ class Session:
             self._clear(ref)
         if slab := self.holding.find(message.slab):
             self._hold_on_to(slab, message.serial)
+            # Whatever it holds, the rank may fill it again.
             slab.word = Word.FREE
         self._tell(Report(message.serial, ref.step, Outcome.FAILED, why))
 
     def _hold_on_to(self, slab: Slab, serial: int) -> None:
         """What the store did not take is whole in memory all the same."""
         try:
-            self.holding.note(slab, _read_record(slab, serial), checksum_of(slab))
+            self._hold(slab, _read_record(slab, serial), checksum_of(slab))
         except (ValueError, CheckpointError) as error:
             _log.debug("slab %s is not held why=%s", slab.path, error)
 
@@ -268,8 +283,9 @@ class Session:
     def _tell(self, message: Message) -> None:
         """Tell the rank, if it is still there to hear."""
         try:
-            self._connection.settimeout(_SEND_TIMEOUT_S)
-            self._connection.sendall(encode(message))
+            with self._telling:
+                self._connection.settimeout(_SEND_TIMEOUT_S)
+                self._connection.sendall(encode(message))
         except OSError as error:
             _log.debug("rank %d did not hear why=%s", self.hello.rank, error)
 

@@ -142,6 +142,10 @@ class SlotPair:
         free = (i for i, slot in enumerate(self._slots) if slot.slab.word is not Word.FULL)
         return min(free, key=lambda index: self._serials[index], default=None)
 
+    def are_all_free(self) -> bool:
+        """Whether the writer has none of the slots."""
+        return all(slot.slab.word is not Word.FULL for slot in self._slots)
+
     def prepare(self, sight: Sight, *, foreseen: int = 0) -> None:
         """Take the memory for both slots, `foreseen` bytes more than the state needs now, and draw its layout.
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks and the writer of their node say to each other: JSON lines over a Unix socket.
 
-    rank   -> Hello, then Saved or Missed for every save, Bye at a clean end; or only Drain, Inventory or Release
-    writer -> Report for what became of a save; Drained; Holdings
+    rank   -> Hello, then Saved or Missed for every save, Bye at a clean end
+    anyone -> Drain, Inventory, Release or TakeReplicas
+    writer -> Report for what became of a save; Drained; Holdings; TakingReplicas
 
 A connection that ends without Bye belongs to a rank that died. The socket's name holds the version, so that processes
 of two versions never meet.
@@ -18,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from checkpoint.manifest import short_digest
 
@@ -42,7 +43,10 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A rank of one launch, and how to commit its saves. `retention` is keep, keep_every, as for `Checkpointer`."""
+    """A rank of one launch, and how to commit its saves. `retention` is keep, keep_every, as for `Checkpointer`.
+
+    `peer` is host, port and secret of the writer that gets replicas of its snapshots.
+    """
 
     location: str
     launch: str
@@ -54,6 +58,7 @@ class Hello:
     events: str | None
     fence_file: str | None
     pid: int
+    peer: tuple[str, int, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +121,24 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeReplicas:
+    """Asks the writer of a store to take replicas of peers at an address of this node."""
+
+    location: str
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class TakingReplicas:
+    """The answer to TakeReplicas: where, and the secret that a peer has to know; port 0 if that is not possible."""
+
+    host: str
+    port: int
+    secret: str
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """What became of a save; when it was committed, also how long training stood and the writer wrote for it."""
 
@@ -127,11 +150,21 @@ class Report:
     write_s: float = 0.0
 
 
-Message: TypeAlias = Hello | Saved | Missed | Bye | Drain | Drained | Inventory | Holdings | Release | Report
-_KINDS: dict[str, type[Message]] = {
-    each.__name__.lower(): each
-    for each in (Hello, Saved, Missed, Bye, Drain, Drained, Inventory, Holdings, Release, Report)
-}
+Message: TypeAlias = (
+    Hello
+    | Saved
+    | Missed
+    | Bye
+    | Drain
+    | Drained
+    | Inventory
+    | Holdings
+    | Release
+    | TakeReplicas
+    | TakingReplicas
+    | Report
+)
+_KINDS: dict[str, type[Message]] = {each.__name__.lower(): each for each in get_args(Message)}
 
 
 def encode(message: Message) -> bytes:

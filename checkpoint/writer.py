@@ -20,10 +20,24 @@ from pathlib import Path
 
 from checkpoint.api import Store
 from checkpoint.held import plain_image
+from checkpoint.node_memory import NodeMemory
 from checkpoint.session import Session
-from checkpoint.shelf import Shelf
 from checkpoint.slab import sweep
-from checkpoint.wire import Bye, Drain, Drained, Hello, Holdings, Inventory, Lines, Missed, Release, Saved, encode
+from checkpoint.wire import (
+    Bye,
+    Drain,
+    Drained,
+    Hello,
+    Holdings,
+    Inventory,
+    Lines,
+    Message,
+    Missed,
+    Release,
+    Saved,
+    TakeReplicas,
+    encode,
+)
 
 _log = logging.getLogger(__name__)
 _CLEAN_LINGER_S = 1.0
@@ -64,7 +78,7 @@ class Writer:
         self._folder = folder
         self._linger_s = linger_s
         self._hold_s = hold_s
-        self._shelf = Shelf()
+        self._memory = NodeMemory(folder, self._is_live)
         self._selector = selectors.DefaultSelector()
         self._wake_in, self._wake_out = socket.socketpair()
         self._selector.register(self._wake_out, selectors.EVENT_READ, None)
@@ -102,7 +116,7 @@ class Writer:
                 else:
                     self._wake_out.recv(_READ_BYTES)
             self._reap()
-        self._shelf.clear()
+        self._memory.close()
         self._selector.close()
         self._wake_in.close()
         self._wake_out.close()
@@ -113,7 +127,7 @@ class Writer:
             return self._is_hurried and not self._sessions
         linger_s = self._linger_s if self._has_seen_death else min(_CLEAN_LINGER_S, self._linger_s)
         linger_s = linger_s if self._has_served else _FIRST_PEER_S
-        linger_s = max(linger_s, self._hold_s) if self._shelf.images() else linger_s
+        linger_s = max(linger_s, self._hold_s) if self._memory.shelf.images() else linger_s
         return self._is_hurried or time.monotonic() - self._busy_at >= linger_s
 
     def _serve(self, peer: Peer, *, has_ended: bool) -> None:
@@ -145,19 +159,28 @@ class Writer:
                 peer.has_said_bye = True
                 if message.abandon and peer.session is not None:
                     peer.session.orphan(after_s=0.0)
-            elif isinstance(message, Drain):
-                peer.wants_drained = True
-            elif isinstance(message, Inventory):
-                living = [image for each in self._sessions.values() for image in each.holding.images()]
-                answer = Holdings([plain_image(image) for image in (*self._shelf.images(), *living)])
-                with contextlib.suppress(OSError):
-                    peer.connection.sendall(encode(answer))
-            elif isinstance(message, Release):
-                self._shelf.release(message.snapshots)
+            elif self._hear(peer, message):
                 payload = b""
         if not payload:
             self._part(peer)
         return bool(payload)
+
+    def _hear(self, peer: Peer, message: Message) -> bool:
+        """Serve somebody who asks; whether that was all of it."""
+        match message:
+            case Drain():
+                peer.wants_drained = True
+            case Inventory():
+                living = [image for each in self._sessions.values() for image in each.holding.images()]
+                _answer(peer, Holdings([plain_image(each) for each in (*self._memory.shelf.images(), *living)]))
+            case TakeReplicas():
+                _answer(peer, self._memory.take_replicas(message))
+            case Release():
+                self._memory.shelf.release(message.snapshots)
+                return True
+            case _:
+                _log.warning("message is of no use here message=%s", message)
+        return False
 
     def _welcome(self, peer: Peer, hello: Hello) -> None:
         peer.session = self._sessions[hello.launch, hello.rank] = Session(
@@ -167,6 +190,7 @@ class Writer:
             may_commit=self._may_commit,
             hopeless=self._hopeless,
             when_over=self._wake,
+            offer=self._memory.offering(hello.launch, hello.peer),
         )
         with contextlib.suppress(OSError):
             peer.process = os.pidfd_open(hello.pid)
@@ -194,6 +218,9 @@ class Writer:
                 if each.hello.launch == launch:
                     each.orphan()
 
+    def _is_live(self, launch: str) -> bool:
+        return any(each == launch for each, _ in list(self._sessions))
+
     def _hopeless(self, own: Hello, rank: int, serial: int) -> str:
         session = self._sessions.get((own.launch, rank))
         if session is not None and session.has_died and session.newest < serial:
@@ -204,7 +231,7 @@ class Writer:
         """Forget launches that are done, but for what is held of them, and answer who waited for that."""
         for each in self._sessions.values():
             if each.persisted >= _SUPERSEDING_SAVES:
-                self._shelf.keep_only(each.hello.launch)
+                self._memory.shelf.keep_only(each.hello.launch)
         for launch in {launch for launch, _ in self._sessions}:
             of_launch = {key: each for key, each in self._sessions.items() if key[0] == launch}
             listened_to = {id(peer.session) for peer in self._peers}
@@ -212,15 +239,15 @@ class Writer:
                 for key in of_launch:
                     session = self._sessions.pop(key)
                     session.close()
-                    self._shelf.put(session.hello, session.holding)
+                    self._memory.shelf.put(launch, session.hello.rank, session.holding)
+                self._memory.end(launch, has_died=any(each.has_died for each in of_launch.values()))
                 self._clear_up_after(of_launch.get((launch, 0)))
                 if self._folder is not None:
                     sweep(self._folder)
         living = {id(peer.session) for peer in self._peers}
         if all(id(session) in living for session in self._sessions.values()):
             for peer in [each for each in self._peers if each.wants_drained]:
-                with contextlib.suppress(OSError):
-                    peer.connection.sendall(encode(Drained()))
+                _answer(peer, Drained())
                 self._part(peer)
 
     def _clear_up_after(self, first: Session | None) -> None:
@@ -239,3 +266,9 @@ class Writer:
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
             self._wake_in.send(b"x")
+
+
+def _answer(peer: Peer, message: Message) -> None:
+    """Tell somebody who asked, if still there."""
+    with contextlib.suppress(OSError):
+        peer.connection.sendall(encode(message))

@@ -44,7 +44,7 @@ def start(store: Path, memory: Path, *more: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += [str(_REPOSITORY / "tests/system/memory_program.py"), str(store), str(_STATE), str(_TENSORS), *more]
     environment = {**os.environ, "PYTHONPATH": str(_REPOSITORY), "OMP_NUM_THREADS": "1"}
-    environment |= {"CHECKPOINT_MEMORY": str(memory), "CHECKPOINT_LINGER_S": "0"}
+    environment |= {"CHECKPOINT_MEMORY": str(memory), "CHECKPOINT_LINGER_S": "0", "CHECKPOINT_HOLD_S": "0"}
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
 

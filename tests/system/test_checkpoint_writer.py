@@ -44,6 +44,7 @@ class Launch:
             "CHECKPOINT_MEMORY": str(self.memory),
             "CHECKPOINT_EVENTS": str(self.events),
             "CHECKPOINT_LINGER_S": "0",
+            "CHECKPOINT_HOLD_S": "0",
         }
         with subprocess.Popen(
             command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
