@@ -21,9 +21,13 @@ class Shelf:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._holdings: dict[_Key, Holding] = {}
+        self._released: set[tuple[int, int, str]] = set()
 
     def put(self, launch: str, rank: int, holding: Holding) -> None:
-        """Keep what a rank has left; nothing if it has left nothing whole."""
+        """Keep what a rank has left; nothing if it has left nothing whole, or all of that has served already."""
+        for image in holding.images():
+            if _name_of(image) in self._released:
+                holding.release(image)
         if holding.images():
             self._replace((launch, rank, False), holding)
         else:
@@ -43,12 +47,14 @@ class Shelf:
             return [image for holding in self._holdings.values() for image in holding.images()]
 
     def release(self, snapshots: Iterable[tuple[int, int, str]]) -> None:
-        """Give the memory of snapshots back, each told by step, attempt and launch."""
+        """Give the memory of snapshots back, each told by step, attempt and launch; of late comers, too."""
         doomed = {(step, attempt, launch) for step, attempt, launch in snapshots}
         with self._lock:
+            # What was released before belongs to a launch before the last, of which nothing comes any more.
+            self._released = doomed
             for key, holding in list(self._holdings.items()):
                 for image in holding.images():
-                    if (image.ref.step, image.ref.attempt, image.launch) in doomed:
+                    if _name_of(image) in doomed:
                         holding.release(image)
                 if not holding.images():
                     self._holdings.pop(key).close(remove=True)
@@ -73,3 +79,7 @@ class Shelf:
             doomed = [self._holdings.pop(key) for key in list(self._holdings) if is_doomed(key)]
         for holding in doomed:
             holding.close(remove=True)
+
+
+def _name_of(image: HeldImage) -> tuple[int, int, str]:
+    return image.ref.step, image.ref.attempt, image.launch

@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real S3 server keeps the stores' contract; its refusals come out as errors that say what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from checkpoint.api import Store
+from checkpoint.stores import open_store
+from checkpoint.stores.s3 import open_s3
+from tests.checkpoint.store_contract import StoreContract
+from tests.system.services.s3 import S3Server
+
+pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
+_REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    made = S3Server(tmp_path_factory.mktemp("s3"))
+    made.make_bucket("bucket")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def uri(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://bucket/{uuid.uuid4().hex}"
+
+
+class TestS3(StoreContract):
+    @pytest.fixture
+    def store(self, uri: str) -> Store:
+        return open_store(uri)
+
+
+def listed(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "checkpoint", *arguments], cwd=_REPOSITORY, capture_output=True, text=True, timeout=120
+    )
+
+
+def test_a_bucket_that_is_not_there_is_named(uri: str) -> None:
+    ended = listed("ls", "s3://no-such-bucket/run")
+    assert ended.returncode == 2 and "no such bucket" in ended.stderr and "no-such-bucket" in ended.stderr
+
+
+def test_a_wrong_key_is_told_and_no_secret_is_shown(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "not-the-secret")
+    ended = listed("ls", uri)
+    assert ended.returncode == 2 and "see that the key is right" in ended.stderr
+    assert "not-the-secret" not in ended.stderr + ended.stdout
+
+
+def test_no_key_at_all_is_told(uri: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    ended = listed("ls", uri)
+    assert ended.returncode == 2 and ("credentials" in ended.stderr or "key is right" in ended.stderr)
+
+
+def test_verify_reads_every_byte_of_what_lies_there(uri: str) -> None:
+    StoreContract().test_a_training_is_saved_restored_pruned_and_set_aside_in_it(open_store(uri))
+    ended = listed("verify", uri)
+    assert ended.returncode == 0 and "step-000000000002-a1: whole" in ended.stdout
+    shown = listed("ls", uri)
+    assert "s3" in shown.stdout and "set aside" in shown.stdout
+
+
+def test_what_a_dead_writer_has_begun_to_upload_is_dropped_and_a_young_upload_is_not(uri: str) -> None:
+    objects = open_s3(uri)
+    named = {"Bucket": "bucket", "Key": uri.removeprefix("s3://bucket/") + "/step/data"}
+    begun = objects._fs.call_s3("create_multipart_upload", **named)["UploadId"]
+    objects._fs.call_s3("upload_part", Body=b"x" * 100, PartNumber=1, UploadId=begun, **named)
+
+    def uploads() -> list[str]:
+        page = objects._fs.call_s3("list_multipart_uploads", Bucket="bucket", Prefix=named["Key"])
+        return [each["UploadId"] for each in page.get("Uploads", [])]
+
+    objects.drop_unfinished(older_than_s=3600)
+    assert uploads() == [begun]
+    objects.drop_unfinished(older_than_s=-60)
+    assert uploads() == []
