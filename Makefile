@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
-BENCHMARKS := client_cost false_alarms detection recovery control_plane checkpoint_engine
+BENCHMARKS := client_cost false_alarms detection recovery control_plane checkpoint_engine checkpoint_restore checkpoint_s3
 
 .PHONY: setup format check test demo soak bench gpu
 

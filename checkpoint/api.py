@@ -202,7 +202,7 @@ class Store(Protocol):
 
 
 def open_catalogue(uri: str) -> Catalogue:
-    """Open the catalogue of the checkpoints under a path or `file://` URI; the folder need not exist yet.
+    """Open the catalogue of the checkpoints under a path or URI; the folder need not exist yet.
 
     Raises:
         StoreError: the scheme is not one that works.

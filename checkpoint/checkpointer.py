@@ -49,7 +49,7 @@ class Checkpointer:
     this attempt, from which moment commits of older attempts do not count.
 
     Args:
-        uri_or_path: a folder that all ranks see, as a path or `file://` URI.
+        uri_or_path: a folder that all ranks see, as a path or `file://` URI, or `s3://bucket/prefix` (extra `s3`).
         every: when `due` says yes: at multiples of this step, about each so often (`"10m"` or a timedelta), or where
             the least work is lost by saves and failures (`"auto"`); see `interval` and `schedule`.
         keep: how many visible checkpoints stay (see `lineage.expendable`).

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An S3 store behind a real proxy refuses, breaks, cuts and slows down: training goes on and nothing committed is lost."""
+"""An S3 store behind a real proxy refuses, breaks, cuts and slows down: training goes on, nothing committed is lost."""
 
 from __future__ import annotations
 
