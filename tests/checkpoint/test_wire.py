@@ -15,12 +15,16 @@ from checkpoint.wire import (
     Drain,
     Drained,
     Hello,
+    Holdings,
+    Inventory,
     Lines,
     Message,
     Missed,
     Outcome,
     Report,
     Saved,
+    TakeReplicas,
+    TakingReplicas,
     base_name,
     connect,
     decode,
@@ -37,6 +41,11 @@ _MESSAGES: list[Message] = [
     Drain(),
     Drained(),
     Bye(abandon=True),
+    Saved(5, 90, "/dev/shm/a.slab", 0.25, durable=False),
+    Inventory(),
+    Holdings([{"serial": 3}]),
+    TakeReplicas("/store", "10.0.0.1"),
+    TakingReplicas("10.0.0.1", 4000, "00"),
 ]
 
 
