@@ -208,7 +208,7 @@ def test_a_sender_that_dies_in_the_middle_leaves_no_memory_taken(peer: Node) -> 
     ids=["nothing in it", "no json", "a list", "wrong types"],
 )
 def test_what_is_no_header_is_refused(line: bytes) -> None:
-    with pytest.raises(ValueError, match="no header of a replica|Expecting"):
+    with pytest.raises(ValueError, match=r"no header of a replica|Expecting"):
         decode_header(line)
 
 

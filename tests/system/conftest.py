@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.system.supervised import Supervised
+
+# Runs that end badly are many here, and nobody comes back for what their writers hold.
+os.environ.setdefault("CHECKPOINT_HOLD_S", "20")
 
 
 @pytest.fixture

@@ -61,6 +61,7 @@ class Job:
                 "LOCAL_WORLD_SIZE": str(_LOCAL),
                 "CHECKPOINT_MEMORY": str(self.memory(node)),
                 "CHECKPOINT_EVENTS": str(self.events),
+                "CHECKPOINT_HOLD_S": "600",
                 "CHECKPOINT_REPLICAS": str(int(replicas)),
             }
             log = (self._folder / f"rank-{rank}.log").open("a")
