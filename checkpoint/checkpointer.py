@@ -39,7 +39,8 @@ from checkpoint.writer_link import ProcessLine, drain
 _log = logging.getLogger(__name__)
 _GRACE_ON_ERROR_S = 10.0
 _DRAIN_DEADLINE_S = 30.0
-_POLL_S = 0.02
+_POLL_S = (0.02, 1.0)
+"""First and longest pause between two looks for a commit: thousands of ranks may look."""
 
 
 class Checkpointer:
@@ -305,7 +306,7 @@ class Checkpointer:
         self._saver.wait()
         if self._me.rank == 0 or self._last is None or self._saver.has_failed():
             return
-        ends = time.monotonic() + self._deadline_s
+        ends, pause = time.monotonic() + self._deadline_s, _POLL_S[0]
         partial, final = partial_folder_of(self._last), folder_of(self._last)
         while time.monotonic() < ends:
             # A store that is away for a while is no reason to end training, which only wants to know.
@@ -313,7 +314,8 @@ class Checkpointer:
                 folders = self._store.folders()
                 if final in folders or partial not in folders or self._is_given_up(partial):
                     return
-            time.sleep(_POLL_S)
+            time.sleep(pause)
+            pause = min(pause * 1.5, _POLL_S[1])
 
     def _is_given_up(self, partial: str) -> bool:
         """Whether rank 0 has said that it has no part in the save, so that nobody will commit it."""
