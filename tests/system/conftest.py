@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.system.services.s3 import S3Server
 from tests.system.supervised import Supervised
 
 # Runs that end badly are many here, and nobody comes back for what their writers hold.
@@ -21,3 +22,12 @@ def supervised(tmp_path: Path) -> Iterator[Supervised]:
     bench = Supervised(tmp_path)
     yield bench
     bench.close()
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A real S3 server with a bucket called `bucket`."""
+    server = S3Server(tmp_path_factory.mktemp("s3"))
+    server.make_bucket("bucket")
+    yield server
+    server.close()

@@ -26,18 +26,10 @@ _REPOSITORY = Path(__file__).parents[2]
 _FLOATS = 1_000_000
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    made = S3Server(tmp_path_factory.mktemp("s3"))
-    made.make_bucket("bucket")
-    yield made
-    made.close()
-
-
 @pytest.fixture
-def proxy(server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Proxy]:
-    with closing(Proxy(server.port)) as made:
-        for name, value in {**server.environment, "AWS_ENDPOINT_URL": made.endpoint}.items():
+def proxy(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Proxy]:
+    with closing(Proxy(s3_server.port)) as made:
+        for name, value in {**s3_server.environment, "AWS_ENDPOINT_URL": made.endpoint}.items():
             monkeypatch.setenv(name, value)
         monkeypatch.setenv("CHECKPOINT_EVENTS", str(tmp_path / "events"))
         monkeypatch.setenv("CHECKPOINT_MEMORY", str(tmp_path))

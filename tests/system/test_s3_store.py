@@ -6,7 +6,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,17 +20,9 @@ pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 _REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    made = S3Server(tmp_path_factory.mktemp("s3"))
-    made.make_bucket("bucket")
-    yield made
-    made.close()
-
-
 @pytest.fixture
-def uri(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    for name, value in server.environment.items():
+def uri(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    for name, value in s3_server.environment.items():
         monkeypatch.setenv(name, value)
     return f"s3://bucket/{uuid.uuid4().hex}"
 
