@@ -45,9 +45,9 @@ def _open_fsspec(uri: str) -> Store:
     except ImportError as error:
         raise StoreError(f"{uri}: {error}; pip install what fsspec needs for it") from error
     except ValueError as error:
-        known = ", ".join(f"{name}://" for name in sorted(_STORES))
+        scheme, known = uri.partition("://")[0], ", ".join(f"{name}://" for name in sorted(_STORES))
         raise StoreError(
-            f"{uri}: no store for the scheme ({error}); use a path, one of {known}, or what fsspec knows"
+            f"{uri}: no store for the scheme {scheme!r}; use a path, one of {known}, or a scheme that fsspec knows"
         ) from error
     return ObjectStore(RetriedObjects(FsspecObjects(filesystem, root, uri), deadline_s=_patience_s()))
 
