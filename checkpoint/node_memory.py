@@ -61,7 +61,8 @@ class NodeMemory:
         """No rank of a launch lives here. After one that has ended by its own will nobody needs anything."""
         sender = self._senders.pop(launch, None)
         if sender is not None:
-            sender.close()
+            # A peer that is lost would hold up the writer, and so the next launch, until a time-out.
+            sender.close(wait=False)
         if not has_died:
             self.shelf.clear()
 

@@ -87,15 +87,16 @@ class ReplicaSender:
         if left_out is not None:
             left_out.when_over()
 
-    def close(self) -> None:
-        """End it, whatever waits."""
+    def close(self, *, wait: bool = True) -> None:
+        """End it, whatever waits. Without `wait` it may still be trying to reach the peer for a while."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
         if self._connection is not None:
             with suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
+        if wait:
+            self._thread.join()
 
     def _run(self) -> None:
         pause_s = _RETRY_S[0]
