@@ -58,13 +58,13 @@ class NodeMemory:
         return self._senders[launch].offer
 
     def end(self, launch: str, *, has_died: bool) -> None:
-        """No rank of a launch lives here. After one that has ended by its own will nobody needs anything."""
+        """No rank of a launch lives here. After one that has ended by its own will nobody needs what was before."""
         sender = self._senders.pop(launch, None)
         if sender is not None:
             # A peer that is lost would hold up the writer, and so the next launch, until a time-out.
             sender.close(wait=False)
         if not has_died:
-            self.shelf.clear()
+            self.shelf.keep_only(self._is_live)
 
     def close(self) -> None:
         """Give everything back."""

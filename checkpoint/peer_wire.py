@@ -27,6 +27,8 @@ TIMEOUT_S = 20.0
 """No single read or write may take longer; a peer that is slower than that counts as gone."""
 _NONCE_BYTES = 32
 _LONGEST_LINE = 64 << 10
+_LARGEST_RECORD = 256 << 20
+"""A record has some hundred bytes for each piece of the state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class PeerAddress:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaHeader:
-    """What follows: `record` bytes of a save's record, then the image as `file` describes it."""
+    """What follows: a save's record, and then its image, of these sizes and checksums."""
 
     ref: CheckpointRef
     launch: str
@@ -48,7 +50,7 @@ class ReplicaHeader:
     rank: int
     world_size: int
     file: FileRecord
-    record: int
+    record: FileRecord
 
 
 def new_secret() -> str:
@@ -82,10 +84,12 @@ def decode_header(line: bytes) -> ReplicaHeader:
     try:
         content = json.loads(line)
         ref, file = CheckpointRef(**content["ref"]), FileRecord(**content["file"])
-        header = ReplicaHeader(**{**content, "ref": ref, "file": file})
+        record = FileRecord(**content["record"])
+        header = ReplicaHeader(**{**content, "ref": ref, "file": file, "record": record})
+        is_well = 0 <= header.rank < header.world_size and file.bytes >= 0 and 0 <= record.bytes <= _LARGEST_RECORD
     except (KeyError, TypeError) as error:
         raise ValueError(f"no header of a replica: {line[:200]!r}") from error
-    if header.file.bytes < 0 or not 0 <= header.rank < header.world_size or header.record < 0:
+    if not is_well:
         raise ValueError(f"no header of a replica: {line[:200]!r}")
     return header
 

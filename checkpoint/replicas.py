@@ -8,6 +8,7 @@ the last snapshot and others not.
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import logging
 import socket
@@ -20,6 +21,7 @@ from pathlib import Path
 import xxhash
 
 from checkpoint.held import HeldImage
+from checkpoint.manifest import FileRecord
 from checkpoint.peer_wire import (
     TIMEOUT_S,
     PeerAddress,
@@ -41,6 +43,8 @@ _log = logging.getLogger(__name__)
 _BLOCK_BYTES = 4 << 20
 _RETRY_S = (1.0, 60.0)
 """First and longest pause before a peer that does not answer is tried again."""
+_ANYWHERE = "192.0.2.1"
+"""An address of nobody, set apart for texts (RFC 5737): the way there is the way to everywhere."""
 _REPLICA_SLOTS = 8
 """Slots from this number on are those of replicas, so that they never meet a rank's own."""
 
@@ -163,9 +167,8 @@ class ReplicaSender:
         image, slab = outgoing.image, outgoing.slab
         connection = self._connected()
         record = slab.record
-        header = ReplicaHeader(
-            image.ref, image.launch, image.serial, image.rank, image.world_size, image.file, len(record)
-        )
+        told = FileRecord(len(record), xxhash.xxh3_128_hexdigest(record))
+        header = ReplicaHeader(image.ref, image.launch, image.serial, image.rank, image.world_size, image.file, told)
         connection.sendall(encode_header(header) + record)
         # The rank may fill the slab anew meanwhile; the receiver then finds a wrong checksum, and a newer one follows.
         with slab.image as payload:
@@ -195,7 +198,8 @@ class ReplicaReceiver:
         self._location = location
         self._shelf = shelf
         self._is_live = is_live
-        self._listener = socket.create_server((host, 0))
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family)
         self.address = PeerAddress(host, self._listener.getsockname()[1], new_secret())
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -225,6 +229,8 @@ class ReplicaReceiver:
             except OSError:
                 break
             connection.settimeout(TIMEOUT_S)
+            # A node that has lost its power says no good-bye.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             thread = threading.Thread(target=self._serve, args=(connection,), name="checkpoint-peer", daemon=True)
             thread.start()
             threads = [each for each in threads if each.is_alive()] + [thread]
@@ -255,7 +261,7 @@ class ReplicaReceiver:
 
     def _take(self, connection: socket.socket, header: ReplicaHeader) -> str:
         """Receive one replica; why it is not kept, or nothing."""
-        record = receive_exactly(connection, header.record)
+        record = receive_exactly(connection, header.record.bytes)
         if not self._is_live(header.launch):
             _skip(connection, header.file.bytes)
             return "no rank of that launch runs here"
@@ -291,22 +297,44 @@ class ReplicaReceiver:
             told = decode_record(record)
         except ValueError as error:
             return f"its record is damaged: {error}"
-        if digest.hexdigest() != header.file.xxh3 or told.plan.serial != header.serial:
+        is_same = xxhash.xxh3_128_hexdigest(record) == header.record.xxh3 and told.plan.serial == header.serial
+        if digest.hexdigest() != header.file.xxh3 or not is_same:
             return "it changed while it was sent"
         return ""
 
 
 def own_host(environment: Mapping[str, str]) -> str:
-    """The address of this node that others of the job reach: `CHECKPOINT_ADDRESS`, else that towards `MASTER_ADDR`."""
+    """The address of this node that others of the job reach: `CHECKPOINT_ADDRESS`, else that towards `MASTER_ADDR`.
+
+    On the master itself its own name may mean the loopback, which nobody else reaches; then it is the address towards
+    everywhere.
+    """
     if given := environment.get("CHECKPOINT_ADDRESS"):
         return given
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # Nothing is sent: the kernel only looks up the way.
-            probe.connect((environment.get("MASTER_ADDR", "127.0.0.1"), 9))
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])
+    master = environment.get("MASTER_ADDR", "127.0.0.1")
+    found = _towards(master)
+    is_meant = master == "localhost" or _is_loopback(master)
+    if found is None or (_is_loopback(found) and not is_meant):
+        found = _towards(_ANYWHERE) or found
+    return found or "127.0.0.1"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _towards(host: str) -> str | None:
+    """The address from which this node reaches a host; nothing is sent, the kernel only looks up the way."""
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
 
 
 def _image_of(header: ReplicaHeader) -> HeldImage:

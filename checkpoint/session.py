@@ -23,7 +23,7 @@ from checkpoint.manifest import FileRecord
 from checkpoint.node_memory import Offer, keep_here
 from checkpoint.persist import confess, persist
 from checkpoint.plan import RankPlan
-from checkpoint.record import SaveRecord, decode_record
+from checkpoint.record import SaveRecord, decode_record, serial_of
 from checkpoint.slab import Slab, Word
 from checkpoint.wire import Hello, Message, Missed, Outcome, Report, Saved, encode
 
@@ -61,8 +61,8 @@ class Session:
         self.newest = 0
         """The number of the last save that the rank said anything of."""
         self.has_died = False
-        self.persisted = 0
-        """How many saves it has made durable."""
+        self.persisted: set[int] = set()
+        """The numbers of the saves that it has made durable."""
         self.holding = Holding()
         self._store = store
         self._connection = connection
@@ -183,7 +183,7 @@ class Session:
         began = time.monotonic()
         plan = persist(self._store, slab, record, when_copied=lambda file: self._hold(slab, record, file))
         self._durable = record.plan.serial
-        self.persisted += 1
+        self.persisted.add(record.plan.serial)
         self._tell(Report(plan.serial, record.ref.step, Outcome.PERSISTED))
         if self.hello.rank == 0:
             self._to_commit.append((record, plan, stall_s, began))
@@ -251,9 +251,10 @@ class Session:
             self._confess(ref, message.serial, why)
         else:
             self._clear(ref)
-        if slab := self.holding.find(message.slab):
+        slab = self.holding.find(message.slab)
+        # It may have been freed before the failure, and its rank be filling it with the next save.
+        if slab is not None and slab.word is Word.FULL and serial_of(slab.record) == message.serial:
             self._hold_on_to(slab, message.serial)
-            # Whatever it holds, the rank may fill it again.
             slab.word = Word.FREE
         self._tell(Report(message.serial, ref.step, Outcome.FAILED, why))
 

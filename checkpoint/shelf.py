@@ -37,6 +37,9 @@ class Shelf:
         """Keep a replica, and the one before it; those before that are given back."""
         with self._lock:
             holding = self._holdings.setdefault((image.launch, image.rank, True), Holding())
+            for each in holding.images():
+                if each.serial == image.serial:
+                    holding.release(each)
             holding.adopt(slab, image)
             for each in holding.images()[:-_REPLICAS]:
                 holding.release(each)
@@ -59,9 +62,9 @@ class Shelf:
                 if not holding.images():
                     self._holdings.pop(key).close(remove=True)
 
-    def keep_only(self, launch: str) -> None:
+    def keep_only(self, is_kept: Callable[[str], bool]) -> None:
         """Give everything of other launches back."""
-        self._drop(lambda key: key[0] != launch)
+        self._drop(lambda key: not is_kept(key[0]))
 
     def clear(self) -> None:
         """Give everything back."""

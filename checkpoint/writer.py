@@ -45,7 +45,7 @@ _CLEAN_LINGER_S = 1.0
 _FIRST_PEER_S = 10.0
 """How long to wait for the rank that had this process started."""
 _SUPERSEDING_SAVES = 2
-"""Saves of a launch, the first of them committed or given up, that make useless what is held of launches before it."""
+"""Durable saves of a launch that make useless what is held of launches before it."""
 _TURN_S = 0.5
 _READ_BYTES = 1 << 16
 
@@ -223,15 +223,19 @@ class Writer:
 
     def _hopeless(self, own: Hello, rank: int, serial: int) -> str:
         session = self._sessions.get((own.launch, rank))
-        if session is not None and session.has_died and session.newest < serial:
+        if session is None or not session.has_died:
+            return ""
+        if session.newest < serial:
             return f"rank {rank} ended before it handed in its part"
+        if session.is_over and serial not in session.persisted:
+            return f"rank {rank} ended without a part of it"
         return ""
 
     def _reap(self) -> None:
         """Forget launches that are done, but for what is held of them, and answer who waited for that."""
         for each in self._sessions.values():
-            if each.persisted >= _SUPERSEDING_SAVES:
-                self._memory.shelf.keep_only(each.hello.launch)
+            if len(each.persisted) >= _SUPERSEDING_SAVES:
+                self._memory.shelf.keep_only(self._is_live)
         for launch in {launch for launch, _ in self._sessions}:
             of_launch = {key: each for key, each in self._sessions.items() if key[0] == launch}
             listened_to = {id(peer.session) for peer in self._peers}

@@ -119,6 +119,17 @@ def test_the_two_newest_of_each_rank_are_kept_and_older_memory_is_given_back(
     assert list(peer.folder.glob("*.slab")) == []
 
 
+def test_a_replica_that_comes_twice_does_not_push_out_the_one_before_it(
+    peer: Node, sender: ReplicaSender, tmp_path: Path
+) -> None:
+    (older, first), (newer, second) = snapshot(tmp_path, 5), snapshot(tmp_path, 6)
+    for image, slab in ((older, first), (newer, second), (newer, second)):
+        send(sender, image, slab)
+    assert peer.steps() == [5, 6] and len(list(peer.folder.glob("*.slab"))) == 2
+    for slab in (first, second):
+        slab.close(remove=True)
+
+
 def test_an_image_that_changes_while_it_is_sent_is_not_kept(peer: Node, sender: ReplicaSender, tmp_path: Path) -> None:
     image, slab = snapshot(tmp_path, 1)
     with slab.image as content:
@@ -195,7 +206,7 @@ def test_a_sender_that_dies_in_the_middle_leaves_no_memory_taken(peer: Node) -> 
         dying.sendall(hmac.digest(bytes.fromhex(address.secret), nonce, "sha256"))
         dying.sendall(
             b'{"ref": {"step": 1, "attempt": 1}, "launch": "launch", "serial": 1, "rank": 0, "world_size": 2,'
-            b' "file": {"bytes": 100000, "xxh3": "00"}, "record": 2}\n{}' + b"x" * 5000
+            b' "file": {"bytes": 100000, "xxh3": "00"}, "record": {"bytes": 2, "xxh3": "00"}}\n{}' + b"x" * 5000
         )
         until(lambda: list(peer.folder.glob("*.slab")))
     until(lambda: not list(peer.folder.glob("*.slab")))
@@ -204,8 +215,21 @@ def test_a_sender_that_dies_in_the_middle_leaves_no_memory_taken(peer: Node) -> 
 
 @pytest.mark.parametrize(
     "line",
-    [b"{}\n", b"no json\n", b"[]\n", b'{"ref": 1}\n'],
-    ids=["nothing in it", "no json", "a list", "wrong types"],
+    [
+        b"{}\n",
+        b"no json\n",
+        b"[]\n",
+        b'{"ref": 1}\n',
+        (
+            b'{"ref": {"step": 1, "attempt": 1}, "launch": "a", "serial": 1, "rank": "0", "world_size": 2,'
+            b' "file": {"bytes": 1, "xxh3": "00"}, "record": {"bytes": 2, "xxh3": "00"}}\n'
+        ),
+        (
+            b'{"ref": {"step": 1, "attempt": 1}, "launch": "a", "serial": 1, "rank": 0, "world_size": 2,'
+            b' "file": {"bytes": 1, "xxh3": "00"}, "record": {"bytes": 99999999999, "xxh3": "00"}}\n'
+        ),
+    ],
+    ids=["nothing in it", "no json", "a list", "wrong types", "a rank that is no number", "a record without end"],
 )
 def test_what_is_no_header_is_refused(line: bytes) -> None:
     with pytest.raises(ValueError, match=r"no header of a replica|Expecting"):
@@ -249,4 +273,14 @@ def test_without_a_second_node_there_is_no_peer(told: list[PeerAddress | None]) 
 def test_the_address_for_peers_is_the_one_given_or_that_towards_the_master() -> None:
     assert own_host({"CHECKPOINT_ADDRESS": "10.1.2.3"}) == "10.1.2.3"
     assert own_host({"MASTER_ADDR": "127.0.0.1"}) == "127.0.0.1"
-    assert own_host({"MASTER_ADDR": "no-such-host.invalid"}) == "127.0.0.1"
+    assert own_host({"MASTER_ADDR": "localhost"}) in ("127.0.0.1", "::1")
+
+
+def test_a_master_whose_own_name_means_the_loopback_takes_the_address_towards_everywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ways = {"node-0": "127.0.1.1", "192.0.2.1": "10.0.0.7", "elsewhere": "10.0.0.8"}
+    monkeypatch.setattr("checkpoint.replicas._towards", ways.get)
+    assert own_host({"MASTER_ADDR": "node-0"}) == "10.0.0.7"
+    assert own_host({"MASTER_ADDR": "elsewhere"}) == "10.0.0.8"
+    assert own_host({"MASTER_ADDR": "no-such-host"}) == "10.0.0.7"
