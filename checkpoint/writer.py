@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from checkpoint.api import Store
+from checkpoint.api import CheckpointError, Store
 from checkpoint.held import plain_image
 from checkpoint.node_memory import NodeMemory
 from checkpoint.session import Session
@@ -183,9 +183,17 @@ class Writer:
         return False
 
     def _welcome(self, peer: Peer, hello: Hello) -> None:
+        try:
+            store = self._open_store(hello.location)
+        except CheckpointError as error:
+            # Other ranks' saves are not to end with it; this one is told by the end of its line.
+            _log.error("store cannot be opened here why=%s", error)
+            with contextlib.suppress(OSError):
+                peer.connection.shutdown(socket.SHUT_RDWR)
+            return
         peer.session = self._sessions[hello.launch, hello.rank] = Session(
             hello,
-            self._open_store(hello.location),
+            store,
             peer.connection,
             may_commit=self._may_commit,
             hopeless=self._hopeless,

@@ -82,7 +82,7 @@ class ObjectStore:
         return cast("IO[bytes]", RangeReader(lambda start, end: self._objects.get(key, start, end), size))
 
     def write(self, name: str, payload: bytes) -> None:
-        self._objects.put(_key_of(name), payload)
+        self._objects.put(self._open_to_writers(name), payload)
 
     @contextmanager
     def create(self, name: str) -> Iterator[Sink]:
@@ -94,11 +94,11 @@ class ObjectStore:
                 return len(payload)
 
         yield Gathering()
-        self._objects.put_large(_key_of(name), memoryview(sink))
+        self._objects.put_large(self._open_to_writers(name), memoryview(sink))
 
     def put_buffer(self, name: str, payload: memoryview, length: int) -> None:
         with payload[:length] as counted:
-            self._objects.put_large(_key_of(name), counted)
+            self._objects.put_large(self._open_to_writers(name), counted)
 
     def make_folder(self, folder: str) -> None:
         """There is nothing to make; but what is committed, or was, is not written to again.
@@ -108,9 +108,7 @@ class ObjectStore:
         if not folder:
             self._objects.drop_unfinished(older_than_s=_REMNANT_S)
             return
-        prefix = _place_of(folder).prefix
-        if is_committed_name(prefix) and self._role_of(prefix) not in (folder, prefix + PARTIAL_SUFFIX):
-            raise FileExistsError(errno.EEXIST, f"{self.location}/{prefix} is there already, and is never changed")
+        self._open_to_writers(f"{folder}/")
 
     def rename(self, old: str, new: str) -> None:
         """From one role of a checkpoint to another.
@@ -162,6 +160,18 @@ class ObjectStore:
         if _SET_ASIDE in found:
             return self._objects.get(f"{prefix}/{_SET_ASIDE}").decode()
         return prefix + PARTIAL_SUFFIX
+
+    def _open_to_writers(self, name: str) -> str:
+        """The key of a file that is to be written.
+
+        Raises:
+            FileExistsError: the checkpoint is committed, or was, so that a late writer must not touch it.
+        """
+        folder, separator, _ = name.rpartition("/")
+        prefix = _place_of(folder).prefix
+        if separator and is_committed_name(prefix) and self._role_of(prefix) != prefix + PARTIAL_SUFFIX:
+            raise FileExistsError(errno.EEXIST, f"{self.location}/{prefix} is there already, and is never changed")
+        return _key_of(name)
 
     def _there(self, name: str) -> str:
         """The key of a file that is read; its folder must have the role that its name says.

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from tenacity import RetryCallState, Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_random_exponential
 
 from checkpoint.stores.objects import AwayError, Objects
 
@@ -27,11 +28,11 @@ class RetriedObjects:
         self._inner = inner
         self._retrying = Retrying(
             retry=retry_if_exception_type(AwayError),
-            stop=stop_after_delay(deadline_s),
             wait=_wait(shortest_s),
             before_sleep=self._tell_away,
             reraise=True,
         )
+        self._deadline_s = deadline_s
         self._lock = threading.Lock()
         self._is_away = False
 
@@ -73,7 +74,7 @@ class RetriedObjects:
         self._try(lambda: self._inner.drop_unfinished(older_than_s=older_than_s))
 
     def _try(self, work: Callable[[], Result]) -> Result:
-        result = self._retrying.copy()(work)
+        result = self._retrying.copy(stop=_since_first_failure(self._deadline_s))(work)
         with self._lock:
             was_away, self._is_away = self._is_away, False
         if was_away:
@@ -85,6 +86,18 @@ class RetriedObjects:
             was_away, self._is_away = self._is_away, True
         if not was_away and state.outcome is not None:
             _log.warning("store is away, trying again uri=%s why=%s", self.uri, state.outcome.exception())
+
+
+def _since_first_failure(deadline_s: float) -> Callable[[RetryCallState], bool]:
+    """Patience begins with the first failure: an upload may go well for longer than that before."""
+    first: list[float] = []
+
+    def is_over(_state: RetryCallState) -> bool:
+        now = time.monotonic()
+        first.append(now)
+        return now - first[0] >= deadline_s
+
+    return is_over
 
 
 def _wait(shortest_s: float) -> Callable[[RetryCallState], float]:

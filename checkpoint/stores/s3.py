@@ -16,7 +16,14 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import aiohttp
 import s3fs
-from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    EndpointConnectionError,
+    HTTPClientError,
+    IncompleteReadError,
+    NoCredentialsError,
+)
 from fsspec.asyn import sync
 from fsspec.exceptions import FSTimeoutError
 
@@ -26,6 +33,7 @@ _PART_BYTES = 16 << 20
 _MOST_PARTS = 10_000
 """S3's own limits are 5 MiB to 5 GiB a part and 10,000 parts (Amazon S3 user guide, multipart upload limits)."""
 _PARTS_AT_ONCE = 4
+_PART_PAUSES_S = (0.5, 2.0, 5.0)
 _CONNECTIONS = 16
 _CONNECT_S, _READ_S = 10, 60
 _TRY_AGAIN_CODES = {"SlowDown", "RequestTimeout", "RequestTimeTooSkewed", "InternalError", "ServiceUnavailable"}
@@ -33,6 +41,8 @@ _TAKEN_CODES = {"PreconditionFailed", "ConditionalRequestConflict"}
 _KEY_CODES = {"InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "ExpiredToken", "InvalidToken", "403"}
 _FULL_CODES = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "507"}
 _FAILURES = (OSError, BotoCoreError, ClientError, aiohttp.ClientError, asyncio.TimeoutError, FSTimeoutError)
+_NO_ANSWER = (HTTPClientError, EndpointConnectionError, IncompleteReadError)
+"""Of botocore's own errors those that are about a connection; the others are about what it was told."""
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -46,14 +56,7 @@ def _translated(
     def told(self: S3Objects, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         try:
             return method(self, *args, **kwargs)
-        except (
-            OSError,
-            BotoCoreError,
-            ClientError,
-            aiohttp.ClientError,
-            asyncio.TimeoutError,
-            FSTimeoutError,
-        ) as error:
+        except _FAILURES as error:
             raise translate(error, self.uri) from error
 
     return told
@@ -117,11 +120,16 @@ class S3Objects:
     def drop_unfinished(self, *, older_than_s: float) -> None:
         oldest = datetime.now(timezone.utc) - timedelta(seconds=older_than_s)
         where = f"{self._prefix}/" if self._prefix else ""
-        page = self._fs.call_s3("list_multipart_uploads", Bucket=self._bucket, Prefix=where)
-        for each in page.get("Uploads", []):
-            if each["Initiated"] < oldest:
-                upload = {"Bucket": self._bucket, "Key": each["Key"], "UploadId": each["UploadId"]}
-                self._fs.call_s3("abort_multipart_upload", **upload)
+        more: dict[str, str] = {}
+        is_truncated = True
+        while is_truncated:
+            page = self._fs.call_s3("list_multipart_uploads", Bucket=self._bucket, Prefix=where, **more)
+            for each in page.get("Uploads", []):
+                if each["Initiated"] < oldest:
+                    upload = {"Bucket": self._bucket, "Key": each["Key"], "UploadId": each["UploadId"]}
+                    self._fs.call_s3("abort_multipart_upload", **upload)
+            is_truncated = bool(page.get("IsTruncated"))
+            more = {"KeyMarker": page.get("NextKeyMarker", ""), "UploadIdMarker": page.get("NextUploadIdMarker", "")}
 
     def _named(self, key: str) -> dict[str, str]:
         return {"Bucket": self._bucket, "Key": f"{self._prefix}/{key}" if self._prefix else key}
@@ -138,6 +146,20 @@ class S3Objects:
                 return found
             more = {"ContinuationToken": page["NextContinuationToken"]}
 
+    async def _try_part(self, **part: Any) -> dict[str, Any]:
+        """Put one part, more than once if need be: what has gone up of a long upload is too much to send again."""
+        for pause_s in (*_PART_PAUSES_S, None):
+            try:
+                sent: dict[str, Any] = await self._fs._call_s3("upload_part", **part)  # noqa: SLF001
+            except _FAILURES as error:
+                away = translate(error, self._uri)
+                if pause_s is None or not isinstance(away, AwayError):
+                    raise
+                await asyncio.sleep(away.retry_after_s or pause_s)
+            else:
+                return sent
+        raise AssertionError("the last try returns or raises")
+
     async def _upload(self, key: str, payload: memoryview) -> None:
         """Parts go up side by side; a part is copied only while it is under way."""
         named = self._named(key)
@@ -149,7 +171,7 @@ class S3Objects:
         async def send(number: int, start: int) -> dict[str, Any]:
             async with gate:
                 body = bytes(payload[start : start + length])
-                sent = await self._fs._call_s3("upload_part", Body=body, PartNumber=number, **upload)  # noqa: SLF001
+                sent = await self._try_part(Body=body, PartNumber=number, **upload)
                 return {"PartNumber": number, "ETag": sent["ETag"]}
 
         sending = [asyncio.ensure_future(send(i + 1, at)) for i, at in enumerate(range(0, len(payload), length))]
@@ -217,6 +239,8 @@ def _without_answer(error: BaseException, uri: str) -> OSError:
         )
     if isinstance(error, FileNotFoundError | FileExistsError | PermissionError):
         return error
+    if isinstance(error, BotoCoreError) and not isinstance(error, _NO_ANSWER):
+        return OSError(errno.EINVAL, f"{uri}: {error}; see the URI and AWS' settings")
     return AwayError(f"{uri}: the store does not answer ({type(error).__name__}: {error}); see AWS_ENDPOINT_URL")
 
 

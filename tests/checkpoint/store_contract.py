@@ -76,6 +76,9 @@ class StoreContract:
         # A store may refuse as soon as somebody begins to write again, or when it comes to the commit.
         with suppress(FileExistsError):
             store.make_folder(PARTIAL)
+        with suppress(FileExistsError, FileNotFoundError):
+            store.write(f"{PARTIAL}/data", b"late")
+        with suppress(FileExistsError, FileNotFoundError):
             store.write(f"{PARTIAL}/manifest.json", b"other")
         with pytest.raises((FileExistsError, FileNotFoundError)):
             store.rename(PARTIAL, FOLDER)

@@ -34,13 +34,14 @@ class TestFsspec(StoreContract):
 class Moody:
     """Objects of fsspec that fail as they are told, one entry a call; None lets the call through."""
 
-    def __init__(self, *moods: OSError | None, loses_answer: bool = False) -> None:
+    def __init__(self, *moods: OSError | None, loses_answer: bool = False, lasts_s: float = 0.0) -> None:
         import fsspec
 
         uri = f"memory://{uuid.uuid4().hex}"
         self._inner = FsspecObjects(fsspec.filesystem("memory"), fsspec.core.url_to_fs(uri)[1], uri)
         self._moods = list(moods)
         self._loses_answer = loses_answer
+        self._lasts_s = lasts_s
         self.calls = 0
 
     def __getattr__(self, name: str) -> object:
@@ -54,6 +55,7 @@ class Moody:
             if mood is not None and self._loses_answer:
                 inner(*arguments)
             if mood is not None:
+                time.sleep(self._lasts_s)
                 raise mood
             return inner(*arguments)
 
@@ -81,6 +83,12 @@ def test_patience_ends_with_the_stores_own_words() -> None:
     moody = Moody(*[AwayError("on fire")] * 1000)
     with pytest.raises(AwayError, match="on fire"):
         RetriedObjects(moody, deadline_s=0.05, shortest_s=0.001).get("key")  # type: ignore[arg-type]
+
+
+def test_patience_begins_with_the_first_failure() -> None:
+    moody = Moody(AwayError("one part of many"), lasts_s=0.4)
+    RetriedObjects(moody, deadline_s=0.2, shortest_s=0.001).put("key", b"payload")  # type: ignore[arg-type]
+    assert moody.calls == 2
 
 
 @pytest.mark.parametrize("error", [PermissionError(13, "no"), FileNotFoundError(2, "none"), OSError(28, "full")])

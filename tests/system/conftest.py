@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,6 @@ def supervised(tmp_path: Path) -> Iterator[Supervised]:
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A real S3 server with a bucket called `bucket`."""
-    server = S3Server(tmp_path_factory.mktemp("s3"))
-    server.make_bucket("bucket")
-    yield server
-    server.close()
+    with closing(S3Server(tmp_path_factory.mktemp("s3"))) as server:
+        server.make_bucket("bucket")
+        yield server

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 import uuid
 from pathlib import Path
 
@@ -42,6 +43,13 @@ def listed(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_a_bucket_that_is_not_there_is_named(uri: str) -> None:
     ended = listed("ls", "s3://no-such-bucket/run")
     assert ended.returncode == 2 and "no such bucket" in ended.stderr and "no-such-bucket" in ended.stderr
+
+
+def test_a_bucket_that_cannot_be_one_is_no_outage(uri: str) -> None:
+    began = time.monotonic()
+    ended = listed("ls", "s3://no_such bucket!/run")
+    assert ended.returncode == 2 and "no_such bucket!" in ended.stderr and "does not answer" not in ended.stderr
+    assert time.monotonic() - began < 50
 
 
 def test_a_wrong_key_is_told_and_no_secret_is_shown(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ class S3Server:
         command = [str(program), "server", f"-dir={folder}", "-ip=127.0.0.1", f"-master.port={master}"]
         command += [f"-volume.port={volume}", "-volume.max=50", "-master.volumeSizeLimitMB=1024"]
         command += ["-filer", f"-filer.port={filer}", "-s3", f"-s3.port={port}", f"-s3.config={config}"]
-        command += ["-master.telemetry=false", "-s3.port.iceberg=0"]
+        command += ["-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
         self._log = (folder / "server.log").open("wb")
         self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log, cwd=folder)
         self.port = port
