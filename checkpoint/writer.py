@@ -251,7 +251,10 @@ class Writer:
                 for key in of_launch:
                     session = self._sessions.pop(key)
                     session.close()
-                    self._memory.shelf.put(launch, session.hello.rank, session.holding)
+                    if self._hold_s > 0:
+                        self._memory.shelf.put(launch, session.hello.rank, session.holding)
+                    else:
+                        session.holding.close(remove=True)
                 self._memory.end(launch, has_died=any(each.has_died for each in of_launch.values()))
                 self._clear_up_after(of_launch.get((launch, 0)))
                 if self._folder is not None:
