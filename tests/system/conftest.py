@@ -13,8 +13,8 @@ import pytest
 from tests.system.services.s3 import S3Server
 from tests.system.supervised import Supervised
 
-# Runs that end badly are many here, and nobody comes back for what their writers hold.
-os.environ.setdefault("CHECKPOINT_HOLD_S", "20")
+# Runs that end badly are many here, and nobody comes back for what their writers hold; who tests that says so.
+os.environ.setdefault("CHECKPOINT_HOLD_S", "0")
 
 
 @pytest.fixture
