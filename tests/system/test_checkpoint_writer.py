@@ -160,7 +160,8 @@ def test_a_writer_that_dies_costs_its_save_alone(launch: Launch) -> None:
         launch.kill_writer()
         until(lambda: launch.committed() and launch.committed()[-1] > 4)
         assert len(processes("checkpoint writer", str(launch.store))) == 1
-        assert any("checkpoint writer ended" in each["message"] for each in launch.happened("save_failed"))
+        # On a busy machine the writer may have had nothing in hand; what failed can have failed for nothing else.
+        assert all("checkpoint writer ended" in each["message"] for each in launch.happened("save_failed"))
     until(lambda: launch.left() == [], launch.left)
     launch.demand_whole()
 
