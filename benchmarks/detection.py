@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """How soon a killed and a hung rank are noticed, in real supervised launches: one launch serves all trials of a pace.
 
-An exit counts from right before SIGKILL is sent until the controller's RankFailed event, a hang from the last step
-that rank 0 completed until the controller's HangFound event, both as the journal has them. Ranks hang in two ways:
-stopped by SIGSTOP, and asleep for ever with every process alive. The bars are those of medians: 0.5 s for an exit, and
-for a hang three median steps or 5 s, whichever is longer.
+An exit counts from right before SIGKILL is sent until the controller's RankFailed or AttemptEnded event, a hang from
+the last step that rank 0 completed until the controller's HangFound event, all as the journal has them. Ranks hang in
+two ways: stopped by SIGSTOP, and asleep for ever with every process alive. The bars are those of medians: 0.5 s for an
+exit, and for a hang three median steps or 5 s, whichever is longer.
 
 A run that has not yet shown 1000 steps without a stray one gets 12 medians of patience (`detection/step_times.py`), so
 the launch with half-second steps first trains that long, beside the quick ones. That makes about 15 minutes.
@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGKILL, SIGSTOP
+from typing import TypeAlias
 
 from benchmarks import measuring
 from benchmarks.live import SupervisedLaunch
@@ -35,6 +36,8 @@ WARM_STEPS = step_times.WARMUP_STEPS + 4
 """Steps of an attempt before it is broken: the first ones get more patience."""
 LONG_S = 600.0
 LEAST_APART_S = 2.0
+
+_Sign: TypeAlias = "events.RankFailed | events.AttemptEnded | events.HangFound"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +89,8 @@ class Breaker:
     def exit(self) -> float:
         """Seconds until a killed rank is noticed."""
         killed_at = self.launch.send(VICTIM, SIGKILL)
-        return self._noticed(events.RankFailed).at - killed_at
+        # When torchrun reaps a rank before its exit code was read, the launcher's own end is what tells of it.
+        return self._noticed(events.RankFailed, events.AttemptEnded).at - killed_at
 
     def stop(self) -> float:
         """Seconds until a rank that is stopped by a signal is noticed."""
@@ -115,15 +119,16 @@ class Breaker:
         assert last_at < began_at + 2 * self.pace.step_s, "no step is done while a rank hangs"
         return self._noticed(events.HangFound).at - last_at
 
-    def _noticed(self, kind: type[events.RankFailed] | type[events.HangFound]) -> events.RankFailed | events.HangFound:
-        found: list[events.RankFailed | events.HangFound] = []
+    def _noticed(self, *kinds: type[_Sign]) -> _Sign:
+        """The first of the events of these kinds that tells of the present attempt."""
+        found: list[_Sign] = []
 
         def look() -> bool:
             told = (record.event for record in self.launch.journal())
-            found.extend(each for each in told if isinstance(each, kind) and each.attempt == self._attempt)
+            found.extend(each for each in told if isinstance(each, kinds) and each.attempt == self._attempt)
             return bool(found)
 
-        self.launch.wait_for(kind.__name__, look)
+        self.launch.wait_for(" or ".join(kind.__name__ for kind in kinds), look)
         self._since = found[0].at
         return found[0]
 

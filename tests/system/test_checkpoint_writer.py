@@ -160,8 +160,10 @@ def test_a_writer_that_dies_costs_its_save_alone(launch: Launch) -> None:
         launch.kill_writer()
         until(lambda: launch.committed() and launch.committed()[-1] > 4)
         assert len(processes("checkpoint writer", str(launch.store))) == 1
-        # On a busy machine the writer may have had nothing in hand; what failed can have failed for nothing else.
-        assert all("checkpoint writer ended" in each["message"] for each in launch.happened("save_failed"))
+        # On a busy machine the writer may have had nothing in hand, or a rank no free slot while it was away.
+        reasons = ("checkpoint writer ended", "both slots are busy")
+        failures = [each["message"] for each in launch.happened("save_failed")]
+        assert [each for each in failures if not any(reason in each for reason in reasons)] == []
     until(lambda: launch.left() == [], launch.left)
     launch.demand_whole()
 
