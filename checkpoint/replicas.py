@@ -13,6 +13,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -226,8 +227,12 @@ class ReplicaReceiver:
         while not self._is_closing:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:
-                break
+            except OSError as error:
+                # Apart from the end, that is a lack of descriptors or memory, which passes.
+                if not self._is_closing:
+                    _log.warning("a peer was not let in why=%s", error)
+                    time.sleep(_RETRY_S[0])
+                continue
             connection.settimeout(TIMEOUT_S)
             # A node that has lost its power says no good-bye.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from typing import IO, cast
 
 from checkpoint.api import Sink
-from checkpoint.lineage import DELETED_PREFIX, PARTIAL_SUFFIX, SET_ASIDE_PREFIX, is_committed_name
-from checkpoint.manifest import MANIFEST
+from checkpoint.lineage import DELETED_PREFIX, PARTIAL_SUFFIX, SET_ASIDE_PREFIX, is_committed_name, ref_of
+from checkpoint.manifest import MANIFEST, load_fence
 from checkpoint.stores.objects import Objects
 from checkpoint.stores.ranges import RangeReader
 
@@ -103,10 +103,18 @@ class ObjectStore:
     def make_folder(self, folder: str) -> None:
         """There is nothing to make; but what is committed, or was, is not written to again.
 
-        An attempt that opens the store makes "", and drops what dead writers have begun long ago.
+        An attempt that opens the store makes "", and drops what dead writers have begun: long ago, or for an attempt
+        that the fence has cut off.
         """
         if not folder:
-            self._objects.drop_unfinished(older_than_s=_REMNANT_S)
+            fence = load_fence(self)
+            present = 0 if fence is None else fence.attempt
+
+            def is_dead(key: str, age_s: float) -> bool:
+                ref = ref_of(key.split("/")[0])
+                return age_s > _REMNANT_S or (ref is not None and ref.attempt < present)
+
+            self._objects.drop_unfinished(is_dead)
             return
         self._open_to_writers(f"{folder}/")
 

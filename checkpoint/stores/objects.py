@@ -8,7 +8,7 @@ right a moment later.
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 
@@ -50,8 +50,8 @@ class Objects(Protocol):
     def delete(self, keys: Iterable[str]) -> None:
         """Delete objects; one that is not there is no error."""
 
-    def drop_unfinished(self, *, older_than_s: float) -> None:
-        """Drop what dead writers have begun to put in parts, and nobody sees."""
+    def drop_unfinished(self, is_dead: Callable[[str, float], bool]) -> None:
+        """Drop what dead writers have begun to put in parts, and nobody sees; told dead by key and age in seconds."""
 
 
 class FsspecObjects:
@@ -109,7 +109,7 @@ class FsspecObjects:
             except FileNotFoundError:
                 continue
 
-    def drop_unfinished(self, *, older_than_s: float) -> None:
+    def drop_unfinished(self, is_dead: Callable[[str, float], bool]) -> None:
         """Nothing is put in parts here."""
 
     def _key(self, key: str) -> str:

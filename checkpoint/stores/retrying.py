@@ -70,8 +70,8 @@ class RetriedObjects:
         doomed = list(keys)
         self._try(lambda: self._inner.delete(doomed))
 
-    def drop_unfinished(self, *, older_than_s: float) -> None:
-        self._try(lambda: self._inner.drop_unfinished(older_than_s=older_than_s))
+    def drop_unfinished(self, is_dead: Callable[[str, float], bool]) -> None:
+        self._try(lambda: self._inner.drop_unfinished(is_dead))
 
     def _try(self, work: Callable[[], Result]) -> Result:
         result = self._retrying.copy(stop=_since_first_failure(self._deadline_s))(work)

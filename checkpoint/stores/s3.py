@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Callable, Iterable
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -117,15 +117,15 @@ class S3Objects:
             self._fs.call_s3("delete_object", **self._named(key))
 
     @_translated
-    def drop_unfinished(self, *, older_than_s: float) -> None:
-        oldest = datetime.now(timezone.utc) - timedelta(seconds=older_than_s)
+    def drop_unfinished(self, is_dead: Callable[[str, float], bool]) -> None:
+        now = datetime.now(timezone.utc)
         where = f"{self._prefix}/" if self._prefix else ""
         more: dict[str, str] = {}
         is_truncated = True
         while is_truncated:
             page = self._fs.call_s3("list_multipart_uploads", Bucket=self._bucket, Prefix=where, **more)
             for each in page.get("Uploads", []):
-                if each["Initiated"] < oldest:
+                if is_dead(each["Key"].removeprefix(where), (now - each["Initiated"]).total_seconds()):
                     upload = {"Bucket": self._bucket, "Key": each["Key"], "UploadId": each["UploadId"]}
                     self._fs.call_s3("abort_multipart_upload", **upload)
             is_truncated = bool(page.get("IsTruncated"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import errno
 import threading
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -88,7 +88,7 @@ class DyingObjects:
                 self._die()
             self._inner.delete([key])
 
-    def drop_unfinished(self, *, older_than_s: float) -> None:
+    def drop_unfinished(self, is_dead: Callable[[str, float], bool]) -> None:
         self._live()
 
     def _live(self) -> bool:

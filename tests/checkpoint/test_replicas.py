@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import hmac
 import logging
 import os
@@ -179,6 +180,26 @@ def test_while_the_peer_is_away_nothing_waits_and_it_is_told_once(
                 send(sender, image, slab)
             assert time.monotonic() - began < 30
     assert caplog.text.count("peer takes no replicas") == 1
+    slab.close(remove=True)
+
+
+def test_a_receiver_that_lacks_descriptors_for_a_while_takes_replicas_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept = socket.socket.accept
+    lacking = iter(range(2))
+
+    def lack(listener: socket.socket) -> object:
+        if next(lacking, None) is not None:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(listener)
+
+    monkeypatch.setattr(socket.socket, "accept", lack)
+    image, slab = snapshot(tmp_path, 7)
+    with closing(Node(tmp_path / "peer")) as peer, closing(ReplicaSender(peer.receiver.address)) as sender:
+        send(sender, image, slab)
+        assert peer.steps() == [7]
+    assert caplog.text.count("a peer was not let in") == 2
     slab.close(remove=True)
 
 

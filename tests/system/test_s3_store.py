@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.api import Store
+from checkpoint.api import CheckpointRef, Fence, Store
+from checkpoint.catalogue import Catalogue
+from checkpoint.lineage import folder_of
 from checkpoint.stores import open_store
 from checkpoint.stores.s3 import open_s3
 from tests.checkpoint.store_contract import StoreContract
@@ -76,17 +78,31 @@ def test_verify_reads_every_byte_of_what_lies_there(uri: str) -> None:
     assert "s3" in shown.stdout and "set aside" in shown.stdout
 
 
-def test_what_a_dead_writer_has_begun_to_upload_is_dropped_and_a_young_upload_is_not(uri: str) -> None:
+def begin_upload(uri: str, key: str) -> str:
     objects = open_s3(uri)
-    named = {"Bucket": "bucket", "Key": uri.removeprefix("s3://bucket/") + "/step/data"}
-    begun = objects._fs.call_s3("create_multipart_upload", **named)["UploadId"]
+    named = {"Bucket": "bucket", "Key": f"{uri.removeprefix('s3://bucket/')}/{key}"}
+    begun: str = objects._fs.call_s3("create_multipart_upload", **named)["UploadId"]
     objects._fs.call_s3("upload_part", Body=b"x" * 100, PartNumber=1, UploadId=begun, **named)
+    return begun
 
-    def uploads() -> list[str]:
-        page = objects._fs.call_s3("list_multipart_uploads", Bucket="bucket", Prefix=named["Key"])
-        return [each["UploadId"] for each in page.get("Uploads", [])]
 
-    objects.drop_unfinished(older_than_s=3600)
-    assert uploads() == [begun]
-    objects.drop_unfinished(older_than_s=-60)
-    assert uploads() == []
+def uploads(uri: str) -> list[str]:
+    page = open_s3(uri)._fs.call_s3("list_multipart_uploads", Bucket="bucket", Prefix=uri.removeprefix("s3://bucket/"))
+    return [each["UploadId"] for each in page.get("Uploads", [])]
+
+
+def test_an_upload_that_is_told_dead_by_its_age_is_dropped_and_a_young_one_is_not(uri: str) -> None:
+    begun = begin_upload(uri, "step/data")
+    open_s3(uri).drop_unfinished(lambda key, age_s: key != "step/data" or age_s > 3600)
+    assert uploads(uri) == [begun]
+    open_s3(uri).drop_unfinished(lambda key, age_s: age_s > -60)
+    assert uploads(uri) == []
+
+
+def test_what_an_attempt_that_is_cut_off_has_begun_to_upload_is_dropped_at_the_next_start(uri: str) -> None:
+    catalogue = Catalogue(open_store(uri))
+    catalogue.write_fence(Fence(attempt=2, resume_step=None, controller="test"))
+    begin_upload(uri, f"{folder_of(CheckpointRef(step=7, attempt=1))}/data.0")
+    present = begin_upload(uri, f"{folder_of(CheckpointRef(step=7, attempt=2))}/data.0")
+    catalogue.write_fence(Fence(attempt=3, resume_step=None, controller="test"))
+    assert uploads(uri) == [present]
