@@ -37,8 +37,8 @@ def _open_fsspec(uri: str) -> Store:
     try:
         import fsspec
 
+        from checkpoint.stores.any_fsspec import FsspecObjects
         from checkpoint.stores.object_store import ObjectStore
-        from checkpoint.stores.objects import FsspecObjects
         from checkpoint.stores.retrying import RetriedObjects
 
         filesystem, root = fsspec.core.url_to_fs(uri, use_listings_cache=False)

@@ -17,8 +17,8 @@ import torch
 from checkpoint import Checkpointer
 from checkpoint.api import CheckpointError
 from checkpoint.catalogue import Catalogue
+from checkpoint.stores.any_fsspec import FsspecObjects
 from checkpoint.stores.object_store import ObjectStore
-from checkpoint.stores.objects import FsspecObjects
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(400)]
 

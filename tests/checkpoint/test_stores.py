@@ -13,7 +13,8 @@ import pytest
 
 from checkpoint.api import Store, StoreError
 from checkpoint.stores import open_store
-from checkpoint.stores.objects import AwayError, FsspecObjects
+from checkpoint.stores.any_fsspec import FsspecObjects
+from checkpoint.stores.objects import AwayError
 from checkpoint.stores.ranges import RangeReader
 from checkpoint.stores.retrying import RetriedObjects
 from tests.checkpoint.store_contract import StoreContract
