@@ -32,7 +32,7 @@ from benchmarks.flash_checkpoint import FlashCheckpoint
 from checkpoint import Checkpointer
 
 MEMCPY, OURS = "memcpy, one thread", "ours"
-TORCH, DLROVER = "torch", "DLRover"
+TORCH, DLROVER, NOBODY = "torch", "DLRover", "nobody"
 WIDTH = 512
 QUIET_STEPS = 12
 SETTLE_S = 10.0
@@ -129,6 +129,7 @@ def ways(folder: Path, state: dict[str, Any], peers: str) -> Iterator[tuple[str,
     yield OURS, Ours(folder, state)
     if peers == DLROVER:
         yield DLROVER, FlashCheckpoint(folder, state, dist.get_world_size())
+    if peers != TORCH:
         return
     yield "dcp.save", Synchronous(folder, state)
     yield "async_save, thread", Asynchronous(folder, state, AsyncCheckpointerType.THREAD)

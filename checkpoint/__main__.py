@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,8 +16,19 @@ from pathlib import Path
 
 from checkpoint.api import CatalogueEntry, CheckpointError, CheckpointRef, DamagedFile, EntryState, open_catalogue
 from checkpoint.catalogue import Catalogue
+from checkpoint.held import held_here
 from checkpoint.lineage import expendable, folder_of
-from checkpoint.listing import COLUMNS, foreign_as_json, foreign_as_row, own_as_json, own_as_row
+from checkpoint.listing import (
+    COLUMNS,
+    foreign_as_json,
+    foreign_as_row,
+    held_as_json,
+    held_as_row,
+    own_as_json,
+    own_as_row,
+    snapshots_of,
+)
+from checkpoint.slab import memory_path
 
 _EXIT_CODES = "exit codes: 0 well; 1 damage was found; 2 it could not be done (the last line says why), or wrong usage"
 
@@ -48,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands = parser.add_subparsers(required=True, metavar="ls|verify|prune|writer")
     summaries = {
-        "ls": ("list every checkpoint folder, those of other programs too", _ls),
+        "ls": ("list every checkpoint: folders, those of other programs too, and what this node's memory holds", _ls),
         "verify": ("read every byte and name each damaged file; exit 1 when there is one", _verify),
         "prune": ("delete all but the newest, and those that a newer attempt has cut off", _prune),
     }
@@ -80,15 +92,18 @@ def _write(options: argparse.Namespace) -> int:
 
 def _ls(catalogue: Catalogue, options: argparse.Namespace) -> int:
     own, foreign = catalogue.all_entries(), catalogue.foreign().entries()
+    held = snapshots_of(held_here(memory_path(os.environ), catalogue.location))
     tier = _tier(catalogue)
     if options.format == "json":
         entries = [own_as_json(each, tier) for each in own] + [foreign_as_json(each, tier) for each in foreign]
+        entries += [held_as_json(each) for each in held]
         print(json.dumps(entries, indent=1))
         return 0
     from rich.console import Console
     from rich.table import Table
 
     rows = [own_as_row(each, tier) for each in own] + [foreign_as_row(each, tier) for each in foreign]
+    rows += [held_as_row(each) for each in held]
     console = Console()
     if not rows:
         console.print(f"no checkpoints in {catalogue.location}", markup=False, soft_wrap=True)

@@ -3,13 +3,94 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import datetime
 
-from checkpoint.api import CatalogueEntry
+from checkpoint.api import CatalogueEntry, CheckpointRef
 from checkpoint.foreign import ForeignCheckpoint
+from checkpoint.held import HeldImage
 
 COLUMNS = ("step", "attempt", "time", "size", "health", "tier", "state", "whole", "folder")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+_MEMORY = "memory"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldSnapshot:
+    """What this node holds of one snapshot: the parts of which ranks, and in how many bytes."""
+
+    ref: CheckpointRef
+    ranks: tuple[int, ...]
+    replicas: tuple[int, ...]
+    world_size: int
+    bytes: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether this node alone has every rank's part; other nodes may have the others."""
+        return len({*self.ranks, *self.replicas}) == self.world_size
+
+
+def snapshots_of(images: Iterable[HeldImage]) -> list[HeldSnapshot]:
+    """The parts that a node holds, put together by save, in order of steps."""
+    saves: dict[tuple[CheckpointRef, int, str], list[HeldImage]] = {}
+    for image in images:
+        saves.setdefault((image.ref, image.serial, image.launch), []).append(image)
+    return [
+        HeldSnapshot(
+            ref,
+            tuple(sorted(each.rank for each in parts if not each.is_replica)),
+            tuple(sorted(each.rank for each in parts if each.is_replica)),
+            parts[0].world_size,
+            sum(each.file.bytes for each in parts),
+        )
+        for (ref, _, _), parts in sorted(saves.items(), key=lambda save: save[0])
+    ]
+
+
+def held_as_json(held: HeldSnapshot) -> dict[str, object]:
+    return {
+        "step": held.ref.step,
+        "attempt": held.ref.attempt,
+        "folder": None,
+        "format": None,
+        "tier": _MEMORY,
+        "state": "held",
+        "whole": held.is_whole,
+        "bytes": held.bytes,
+        "at": None,
+        "position": None,
+        "skipped": [],
+        "healthy": None,
+        "world_size": held.world_size,
+        "faults": [],
+        "ranks": list(held.ranks),
+        "replicas": list(held.replicas),
+    }
+
+
+def held_as_row(held: HeldSnapshot) -> tuple[str, ...]:
+    parts = [f"ranks {_listed(held.ranks)}"] if held.ranks else []
+    parts += [f"replicas of ranks {_listed(held.replicas)}"] if held.replicas else []
+    return (
+        str(held.ref.step),
+        str(held.ref.attempt),
+        "-",
+        readable_size(held.bytes),
+        "-",
+        _MEMORY,
+        "held",
+        "yes" if held.is_whole else "no",
+        f"{', '.join(parts)} of {held.world_size}",
+    )
+
+
+def _listed(ranks: tuple[int, ...]) -> str:
+    """Ranks as a person writes them: `0-7` or `0, 2`."""
+    if len(ranks) > 1 and ranks == tuple(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}"
+    return ", ".join(map(str, ranks))
 
 
 def own_as_json(entry: CatalogueEntry, tier: str) -> dict[str, object]:

@@ -37,14 +37,19 @@ class Word(IntEnum):
     FULL = 2
 
 
+def memory_path(environment: Mapping[str, str]) -> Path:
+    """Where this user's slabs lie: in `CHECKPOINT_MEMORY`, or else in /dev/shm."""
+    return Path(environment.get("CHECKPOINT_MEMORY") or "/dev/shm") / f"checkpoint-{os.getuid()}"  # noqa: S108
+
+
 def memory_folder(environment: Mapping[str, str]) -> Path:
-    """The folder of this user's slabs, made on demand: in `CHECKPOINT_MEMORY`, or else in /dev/shm.
+    """The folder at `memory_path`, made on demand.
 
     Raises:
         CheckpointError: it is not this user's own.
         OSError: it cannot be made.
     """
-    folder = Path(environment.get("CHECKPOINT_MEMORY") or "/dev/shm") / f"checkpoint-{os.getuid()}"  # noqa: S108
+    folder = memory_path(environment)
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:

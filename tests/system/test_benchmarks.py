@@ -52,7 +52,10 @@ def test_every_way_to_save_takes_its_turns_beside_a_plain_copy(tmp_path: Path) -
     assert [*found.samples] == [MEMCPY, OURS, "dcp.save", "async_save, thread", "async_save, process"]
     assert all(stall > 0 and ended >= stall for each in found.samples.values() for stall, ended, _ in each)
     assert {len(each) for each in found.samples.values()} == {2}
-    assert len(checkpoint_engine.bars_of(found)) == 3
+    assert len(checkpoint_engine.bars_of(found)) == 2
+    (alone,) = checkpoint_engine.begun(tmp_path, size_mib=8, launches=1, rank_counts=(2,))
+    assert [*alone.samples] == [MEMCPY, OURS] and len(checkpoint_engine.first_stalls([found, alone], 2)) == 2
+    assert checkpoint_engine.first_bar([found, alone], 2).value > 0
     assert {*checkpoint_engine.found_in(found)} > {*found.samples}
 
 

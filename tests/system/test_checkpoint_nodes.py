@@ -14,10 +14,11 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, NamedTuple
 
 import pytest
 
+from checkpoint.__main__ import main
 from checkpoint.api import open_catalogue
 from checkpoint.held import HeldImage, held_here
 from tests.system.test_checkpoint_writer import kill, processes, until
@@ -149,6 +150,26 @@ class Job:
         kill(processes("checkpoint writer", str(self.store)))
 
 
+class Size(NamedTuple):
+    """What a process has: open file descriptors, threads, and memory of its own."""
+
+    descriptors: int
+    threads: int
+    anonymous_bytes: int
+
+
+def at_rest(pid: int) -> Size:
+    """The least that a process has of each within two seconds, so without what it is just doing."""
+    seen = []
+    for _ in range(40):
+        status = Path(f"/proc/{pid}/status").read_text()
+        words = dict(line.split(":", 1) for line in status.splitlines())
+        anonymous = int(words["RssAnon"].split()[0]) * 1024
+        seen.append(Size(len(list(Path(f"/proc/{pid}/fd").iterdir())), int(words["Threads"]), anonymous))
+        time.sleep(0.05)
+    return Size(*(min(each) for each in zip(*seen, strict=True)))
+
+
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
     made = Job(tmp_path)
@@ -168,6 +189,40 @@ def test_after_the_death_of_all_ranks_the_next_launch_restores_from_their_memory
     assert step >= 4 and job.tiers()[-1] == (step, "memory")
     assert job.end() == [0, 0, 0, 0]
     until(lambda: not job.slabs(0) and not job.slabs(1) and not processes("checkpoint writer", str(job.store)))
+
+
+def test_what_the_memory_of_a_node_holds_is_listed_beside_the_store(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job.launch(every=_NEVER, memory_every=4, replicas=True)
+    assert job.restored() == 0
+    until(lambda: job.newest_held(0) and job.newest_held(0, is_replica=True))
+    job.kill_ranks()
+    until(lambda: job.newest_held(0) == job.newest_held(0, is_replica=True))
+    monkeypatch.setenv("CHECKPOINT_MEMORY", str(job.memory(0)))
+    assert main(["ls", str(job.store)]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    newest = [row for row in rows if row[5] == "memory"][-1]
+    assert newest[6:] == ["held", "yes", "ranks 0-1, replicas of ranks 2-3 of 4"]
+    assert main(["ls", str(job.store), "--format", "json"]) == 0
+    held = [each for each in json.loads(capsys.readouterr().out) if each["tier"] == "memory"][-1]
+    assert (held["ranks"], held["replicas"], held["whole"]) == ([0, 1], [2, 3], True)
+    assert held["step"] == int(newest[0]) and held["bytes"] > 4 * 800_000
+
+
+def test_a_hundred_saves_with_replicas_leave_a_writer_no_larger_than_thirty(job: Job) -> None:
+    job.launch(every=2, replicas=True)
+    assert job.restored() == 0
+    job.heard(0, "saved", 60)
+    before = [at_rest(pid) for node in range(_NODES) for pid in job.writers(node)]
+    slabs = len(job.slabs(0))
+    job.heard(0, "saved", 200)
+    after = [at_rest(pid) for node in range(_NODES) for pid in job.writers(node)]
+    assert len(before) == len(after) == _NODES
+    for was, now in zip(before, after, strict=True):
+        assert now.descriptors <= was.descriptors + 2 and now.threads <= was.threads + 2
+        assert now.anonymous_bytes < was.anonymous_bytes + (8 << 20)
+    assert len(job.slabs(0)) <= slabs + 1
 
 
 def test_what_was_only_in_memory_is_committed_when_the_ranks_die(job: Job) -> None:

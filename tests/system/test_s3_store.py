@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,18 @@ def test_what_an_attempt_that_is_cut_off_has_begun_to_upload_is_dropped_at_the_n
     present = begin_upload(uri, f"{folder_of(CheckpointRef(step=7, attempt=2))}/data.0")
     catalogue.write_fence(Fence(attempt=3, resume_step=None, controller="test"))
     assert uploads(uri) == [present]
+
+
+def test_a_folder_of_more_objects_than_one_answer_tells_is_listed_whole(uri: str) -> None:
+    objects = open_s3(uri)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: objects.put(f"many/{number:05d}", b"x"), range(1_003)))
+    assert objects.sizes("many") == {f"{number:05d}": 1 for number in range(1_003)}
+    assert objects.sizes("many", start="0000") == {f"{number:05d}": 1 for number in range(10)}
+
+
+def test_more_folders_than_one_answer_tells_are_listed_whole(uri: str) -> None:
+    objects = open_s3(uri)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: objects.put(f"step-{number:05d}/manifest.json", b"x"), range(1_003)))
+    assert objects.folders() == [f"step-{number:05d}" for number in range(1_003)]
